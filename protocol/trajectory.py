@@ -85,6 +85,8 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Most tokens of the turn; 0 for no limit but the context's."""
     stop_strings: tuple[str, ...] = ()
     """The turn ends with the first token after which its text contains one of them."""
+    whole: bool = False
+    """The turn is one window, unless a drain cuts it, so that one chunk has all its log-probs."""
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True):

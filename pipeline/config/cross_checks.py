@@ -120,7 +120,18 @@ def check_environment(
     needs_guidance: bool,
 ) -> None:
     """Raise ValueError for an environment that cannot exist, and for settings that do not work with one."""
-    if environment.path not in BUILT_IN_ENVIRONMENTS and not is_import_path(environment.path):
+    if environment.agent and environment.path:
+        raise ValueError(
+            f"environment.path is {environment.path!r} and environment.agent {environment.agent!r}; set one of them: an agent "
+            "is an environment of its own"
+        )
+    if environment.agent and not is_import_path(environment.agent):
+        raise ValueError(
+            f"environment.agent is {environment.agent!r}; expected your function as package.module:function"
+        )
+    if environment.agent and environment.tools:
+        raise ValueError("environment.tools is set, but an agent brings its own tools; remove it")
+    if not environment.agent and environment.path not in BUILT_IN_ENVIRONMENTS and not is_import_path(environment.path):
         raise ValueError(
             f"environment.path is {environment.path!r}; expected {', '.join(BUILT_IN_ENVIRONMENTS)}, or your class as "
             "package.module:Class"
@@ -142,10 +153,10 @@ def check_environment(
         )
     if needs_guidance:
         raise ValueError(
-            "guidance is about a single answer, and environment.path is set; choose an algorithm without guidance"
+            "guidance is about a single answer, and there is an environment; choose an algorithm without guidance"
         )
     if data.responses:
-        raise ValueError("data.responses are recorded answers, which no environment answers; remove environment.path")
+        raise ValueError("data.responses are recorded answers, which no environment answers; remove the environment")
     if generation.stop_strings:
         raise ValueError(
             f"generation.stop_strings is {list(generation.stop_strings)}, but with an environment a turn ends where the chat "

@@ -159,7 +159,7 @@ _SHARES = ReadIf(lambda run: run.algorithm.name != "nlft-first", "nlft-first fla
 _CLUSTERS = ReadIf(lambda run: run.guidance.clusters, "guidance.clusters is off")
 
 
-ENVIRONMENT = ReadIf(lambda run: run.has_environment, "environment.path is empty")
+ENVIRONMENT = ReadIf(lambda run: run.has_environment, "environment.path and environment.agent are empty")
 
 
 class EnvironmentSection(Section):
@@ -172,7 +172,12 @@ class EnvironmentSection(Section):
         "the row's verifier; or of another package: `gymnasium`, `textarena`, `verifiers`, `verifiers-v0`. Default: none.",
         also="environment_factory interaction_config_path",
     )
-    arguments: dict[str, Any] = setting({}, "Keyword arguments of the class.")
+    agent: str = setting(
+        "",
+        "Instead of path: import path of a function run(row, base_url, api_key) as package.module:function. It talks to the "
+        "model by the OpenAI API at base_url, and returns its reward. Default: none.",
+    )
+    arguments: dict[str, Any] = setting({}, "Keyword arguments of the class, or further ones of the agent.")
     tools: tuple[str, ...] = setting(
         (), "Tools of `tools`: calculator, python, search:FOLDER, or your functions as package.module:function."
     )
@@ -198,6 +203,11 @@ class EnvironmentSection(Section):
     folders: tuple[Path, ...] = setting(
         (), "Folders with your class's modules; searched after PYTHONPATH and what is installed."
     )
+
+    @property
+    def name(self) -> str:
+        """The environment's name or import path; empty if there is none."""
+        return "agent" if self.agent else self.path
 
 
 class GuidanceSection(Section):

@@ -143,7 +143,7 @@ class RunConfig(Section):
     @property
     def has_environment(self) -> bool:
         """Whether an environment answers the model's turns."""
-        return bool(self.environment.path)
+        return bool(self.environment.name)
 
     @property
     def needs_reference(self) -> bool:

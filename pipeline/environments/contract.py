@@ -12,7 +12,9 @@
 
 Each trajectory has its own object. Both methods may be async. A message is a dict as chat templates read it: ``role``,
 ``content`` (a text, a list of parts, or None beside ``tool_calls``), and what else the template knows. An attribute
-``tools``, a list of JSON schemas, tells the model which tools it may call; it is read after ``reset``.
+``tools``, a list of JSON schemas, tells the model which tools it may call; it is read after ``reset``. ``reset`` may
+return a ``Step`` too, to say how the first turn is sampled. A class with ``wants_sampled = True`` finds in each message
+``sampled``: what ``SampledTurn`` says.
 
 A trajectory goes on in another process after a crash. There ``restore(row, data)`` continues from what ``state()``
 last returned (plain data). An environment without these two methods is played again: ``reset``, then ``step``
@@ -23,7 +25,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypedDict, cast
 
 import msgspec
 
@@ -32,6 +34,10 @@ from pipeline.rewards.verifier import number_of, shown
 from protocol.errors import ConfigError, EnvironmentFailed
 
 ChatMessage = dict[str, Any]
+TEXT: Final = "text"
+"""Role of a message that stands alone: the model goes on with its content, without a chat template."""
+SAMPLED: Final = "sampled"
+"""Key of a ``SampledTurn`` in the messages of an environment that ``wants_sampled``."""
 Said = str | Sequence[Mapping[str, Any]]
 """What an environment says: messages, or the text of one user message."""
 
@@ -49,10 +55,33 @@ class Step(msgspec.Struct, frozen=True):
     verifier of the prompt's line, which judges the text of the last turn."""
     counts: Mapping[str, int] = {}
     """Things to be counted, such as ``{"calls_ok": 1}``."""
+    restarts: bool = False
+    """``messages`` are a whole new conversation, which takes the place of what was said so far. What the model said
+    before is still trained on, once, in the conversation in which it was said."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """Of a new conversation; None for those of the one before."""
+    max_tokens: int = 0
+    """Most tokens of the model's next turn; 0 for no limit of its own."""
+    stop: Sequence[str] = ()
+    """Texts that end the model's next turn; they are not part of its message."""
+    logprobs: bool = False
+    """Whether ``message["sampled"]`` of the next turn has log-probs; then the turn is one window."""
+
+
+class SampledTurn(TypedDict):
+    """How the model's turn was sampled."""
+
+    finish: str
+    """``stop``, or ``length`` if ``max_tokens`` ended it."""
+    num_context: int
+    """Tokens of the conversation before the turn."""
+    num_tokens: int
+    logprobs: list[tuple[str, float]] | None
+    """Each token's text and log-prob; None unless the turn was asked for with ``logprobs``, and if it was cut."""
 
 
 class Environment(Protocol):
-    def reset(self, row: dict[str, Any]) -> Said | Awaitable[Said]:
+    def reset(self, row: dict[str, Any]) -> Said | Step | Awaitable[Said | Step]:
         """Begin a trajectory with the prompt's line; return the messages that the model answers first."""
         ...
 
@@ -68,11 +97,14 @@ BUILT_IN: Final = {
     "textarena": "pipeline.environments.bridges.textarena:TextArenaEnvironment",
     "verifiers": "pipeline.environments.bridges.verifiers:VerifiersEnvironment",
     "verifiers-v0": "pipeline.environments.bridges.verifiers_v0:VerifiersV0Environment",
+    "agent": "pipeline.environments.agent:AgentEnvironment",
 }
 MAX_TURN_CHARS: Final = 1_000_000
 """Longest messages of one turn, as JSON."""
 MAX_STATE_BYTES: Final = 1 << 20
 _MAX_COUNTS: Final = 64
+_MAX_STOPS: Final = 16
+_MAX_TOOLS_CHARS: Final = 1 << 18
 _MAX_REWARD: Final = 1e12
 
 
@@ -129,17 +161,22 @@ def checked_messages(said: object, who: str, *, opening: bool = False) -> list[C
     if not messages:
         raise EnvironmentFailed(f"{who} returned no message; the model needs one to answer")
     for number, message in enumerate(messages):
-        _check_message(message, f"{who} returned message {number}")
+        _check_message(message, f"{who} returned message {number}", len(messages))
         if message["role"] == "assistant" and (not opening or number == len(messages) - 1):
             raise EnvironmentFailed(f"{who} returned message {number} of the assistant; only the model speaks for it")
     plain = _plain([dict(message) for message in messages], f"{who} returned messages", MAX_TURN_CHARS)
     return cast("list[ChatMessage]", json.loads(plain))
 
 
-def checked_step(step: object, who: str) -> Step:
-    """Return a step with messages of plain data and finite numbers. Raises EnvironmentFailed."""
+def checked_step(step: object, who: str, *, opening: bool = False) -> Step:
+    """Return a step with messages of plain data and finite numbers; an ``opening`` may be messages only. Raises
+    EnvironmentFailed."""
+    if opening and not isinstance(step, Step):
+        return Step(checked_messages(step, who, opening=True), restarts=True)
     if not isinstance(step, Step):
         raise EnvironmentFailed(f"{who} returned {_kind(step)}; return a Step")
+    if opening and step.done:
+        raise EnvironmentFailed(f"{who} returned a Step that is done; the model has not said anything yet")
     reward, accuracy = number_of(step.reward), None if step.accuracy is None else number_of(step.accuracy)
     if reward is None or not abs(reward) <= _MAX_REWARD:
         raise EnvironmentFailed(f"{who} returned reward {shown(step.reward)}; expected a finite number")
@@ -152,9 +189,28 @@ def checked_step(step: object, who: str) -> Step:
             raise EnvironmentFailed(
                 f"{who} returned count {name!r:.40} = {shown(count)}; expected a whole number from 0"
             )
-    # what it says at the end is not read by anyone
-    messages = [] if step.done else checked_messages(step.messages, who)
-    return Step(messages, reward, bool(step.done), accuracy, {name: int(count) for name, count in step.counts.items()})
+    counts = {name: int(count) for name, count in step.counts.items()}
+    if step.done:
+        # what it says at the end is not read by anyone
+        return Step((), reward, True, accuracy, counts)
+    restarts = opening or bool(step.restarts)
+    messages = checked_messages(step.messages, who, opening=restarts)
+    if not isinstance(step.max_tokens, int) or not 0 <= step.max_tokens < 2**31:
+        raise EnvironmentFailed(f"{who} returned max_tokens {shown(step.max_tokens)}; expected a whole number from 0")
+    stop = step.stop
+    if not isinstance(stop, list | tuple) or len(stop) > _MAX_STOPS or not all(isinstance(s, str) and s for s in stop):
+        raise EnvironmentFailed(f"{who} returned stop {shown(stop)}; expected a list of at most {_MAX_STOPS} texts")
+    tools = None if step.tools is None or not restarts else checked_tools(step.tools, who)
+    sampling = {"max_tokens": step.max_tokens, "stop": tuple(stop), "logprobs": bool(step.logprobs)}
+    return Step(messages, reward, False, accuracy, counts, restarts, tools, **sampling)
+
+
+def checked_tools(tools: object, who: str) -> list[dict[str, Any]]:
+    """Return JSON schemas of tools as plain data. Raises EnvironmentFailed."""
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, dict) for tool in cast("list[Any]", tools)):
+        raise EnvironmentFailed(f"{who} has tools that are {_kind(tools)}; expected a list of JSON schemas")
+    plain = _plain(list(cast("list[Any]", tools)), f"{who} has tools", _MAX_TOOLS_CHARS)
+    return cast("list[dict[str, Any]]", json.loads(plain))
 
 
 def checked_state(state: object, who: str) -> Any:
@@ -162,7 +218,7 @@ def checked_state(state: object, who: str) -> Any:
     return json.loads(_plain(state, f"{who} returned a state", MAX_STATE_BYTES))
 
 
-def _check_message(message: object, what: str) -> None:
+def _check_message(message: object, what: str, num_messages: int) -> None:
     if not isinstance(message, Mapping):
         raise EnvironmentFailed(f"{what}, which is {_kind(message)}; expected a dict with role and content")
     fields = cast("Mapping[str, Any]", message)
@@ -171,6 +227,8 @@ def _check_message(message: object, what: str) -> None:
             f"{what} with role {shown(fields.get('role'))}; expected user, tool, system or assistant"
         )
     content = fields.get("content")
+    if fields["role"] == TEXT and (num_messages > 1 or not isinstance(content, str) or not content):
+        raise EnvironmentFailed(f"{what} of the role {TEXT}; expected it alone, with a text that is not empty")
     if content is None:
         if not fields.get("tool_calls"):
             raise EnvironmentFailed(f"{what} without content; only a message with tool_calls may have none")

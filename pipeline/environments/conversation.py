@@ -24,7 +24,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from pipeline.data.tokenizer import TextTokenizer
-from pipeline.environments.contract import ChatMessage
+from pipeline.environments.contract import TEXT, ChatMessage
 from pipeline.environments.tool_calls import CallAttempt, CallStatus, attempted_calls
 from protocol.errors import DataError
 
@@ -150,16 +150,45 @@ class ChatFormat:
         """Return what the template does with these variables. Raises DataError if it rejects every conversation."""
         return self._facts(bool(tools), json.dumps(variables or {}, sort_keys=True))
 
-    def opening(self, messages: Messages, tools: Schemas = (), variables: Variables | None = None) -> Given:
+    def opening(
+        self,
+        messages: Messages,
+        tools: Schemas = (),
+        variables: Variables | None = None,
+        *,
+        joint: Joint = Joint.CLEAN,
+    ) -> Given:
         """Return the prompt. Raises DataError if the template rejects the messages."""
+        if messages[0]["role"] == TEXT:
+            text = messages[0]["content"]
+            return Given(text, self._tokenizer.encode(text), joint)
         text = self._render(messages, tools, variables, self.facts(tools, variables))
-        return Given(text, self._encode(text))
+        return Given(text, self._encode(text), joint)
 
-    def parse(self, tokens: Sequence[int], tools: Schemas = (), variables: Variables | None = None) -> AssistantTurn:
-        """Read the tokens that the model sampled in one turn, with or without an end token."""
-        facts = self.facts(tools, variables)
+    def text_of(self, token: int) -> str:
+        return self._tokenizer.decode([token], skip_special_tokens=False)
+
+    def completes(self, tokens: Sequence[int], stop_strings: Sequence[str]) -> bool:
+        """Return whether the text of a turn contains one of the strings."""
+        return bool(stop_strings) and any(stop in self._tokenizer.decode(list(tokens)) for stop in stop_strings)
+
+    def parse(
+        self,
+        tokens: Sequence[int],
+        tools: Schemas = (),
+        variables: Variables | None = None,
+        *,
+        stop_strings: Sequence[str] = (),
+        is_text: bool = False,
+    ) -> AssistantTurn:
+        """Read the tokens that the model sampled in one turn, with or without an end token, up to a stop string.
+        ``is_text``: they go on with a text, so there are neither thinking nor calls to be found."""
         body = tokens[:-1] if len(tokens) and tokens[-1] in self._ends else tokens
         text = self._tokenizer.decode([int(token) for token in body], skip_special_tokens=False)
+        text = text[: min((at for stop in stop_strings if (at := text.find(stop)) >= 0), default=len(text))]
+        if is_text:
+            return AssistantTurn({"role": "assistant", "content": text}, ())
+        facts = self.facts(tools, variables)
         thinking, answer = split_thinking(text, is_open=facts.opens_thinking)
         content, calls = attempted_calls(answer, tools, bare_json=facts.bare_json)
         good = [call for call in calls if call.status is CallStatus.OK]
@@ -199,6 +228,8 @@ class ChatFormat:
         ``messages`` is the conversation so far, which ends with the parsed turn of the model; ``new`` what the
         environment says. ``last_token`` is the last one that the model sampled in its turn, None if there was none.
         Raises DataError if the template rejects the messages."""
+        if new[0]["role"] == TEXT:
+            return Given(text := new[0]["content"], self._encode(text))
         facts = self.facts(tools, variables)
         kind = "tool" if all(message["role"] == "tool" for message in new) else "user"
         key = f"{kind}+thinking" if _has_thinking(messages) else kind

@@ -11,22 +11,27 @@ again: from its state, if the environment has ``restore``, else by playing its e
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
+import json
 import os
 import sys
+import time
 import traceback
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import msgspec
 
 from pipeline.environments.contract import (
     Step,
-    checked_messages,
     checked_state,
     checked_step,
+    checked_tools,
     keeps_state,
     load_environment,
 )
@@ -39,6 +44,12 @@ _MAX_EPISODES = 4096
 """Most episodes that are kept between turns."""
 _MAX_THREADS = 64
 _MAX_ERROR_CHARS = 8_000
+_UNUSED_S = 600.0
+"""An episode that was not used for so long is ended."""
+_REPLAYED = (
+    "{} {} when its earlier actions were played again; it must depend on row and messages only, or have state() and "
+    "restore(row, data)"
+)
 
 
 class EpisodeCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,8 +64,12 @@ class EpisodeCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The model's earlier messages, oldest first."""
     state: dict[str, Any] | None = None
     """``{"state": plain data}`` after these actions; None if the environment keeps none."""
+    digest: str = ""
+    """Of what the environment said so far (``EpisodeReply.digest``)."""
     action: dict[str, Any] | None = None
     """The model's message; None begins the episode."""
+    ends: bool = False
+    """Only end the episode, which will not go on."""
 
 
 class EpisodeReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -66,10 +81,19 @@ class EpisodeReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     accuracy: float | None = None
     counts: dict[str, int] = {}
     state: dict[str, Any] | None = None
-    tools: tuple[dict[str, Any], ...] = ()
-    """JSON schemas of the environment's tools (its attribute ``tools``), when it begins."""
+    restarts: bool = False
+    """``messages`` are the whole conversation."""
+    tools: tuple[dict[str, Any], ...] | None = None
+    """JSON schemas of the conversation's tools, when it begins or changes: the attribute ``tools``, or the step's."""
+    max_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    digest: str = ""
+    """Of all that the environment has said, to notice when it says something else if it is played again."""
     is_verified: bool = False
     """Whether the row's verifier judges its trajectories (its attribute ``judged_by_verifier``), when it begins."""
+    wants_sampled: bool = False
+    """Whether messages say how they were sampled (its attribute ``wants_sampled``), when it begins."""
     error: str = ""
     """Why there is no answer: the end of a traceback, or a sentence."""
 
@@ -81,35 +105,48 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True):
     folders: tuple[str, ...] = ()
 
 
+@dataclass
+class _Live:
+    environment: Any
+    num_actions: int = 0
+    digest: str = ""
+    """Of all that it has said."""
+    used_s: float = 0.0
+
+
 class Episodes:
     """The live episodes of one process, and how to make others again."""
 
     def __init__(self, make: Any) -> None:
         self._make = make
-        self._live: OrderedDict[str, tuple[int, Any]] = OrderedDict()
+        self._live: OrderedDict[str, _Live] = OrderedDict()
         self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="environment")
 
     async def answer(self, call: EpisodeCall) -> EpisodeReply:
         if not call.episode:
             return EpisodeReply(number=call.number)
+        if call.ends:
+            if (left := self._live.pop(call.episode, None)) is not None:
+                await self._discard(left)
+            return EpisodeReply(number=call.number)
         if call.action is None:
-            environment = self._make()
-            said = await self._run(environment.reset, call.row)
-            messages = checked_messages(said, _name(environment, "reset"), opening=True)
-            await self._keep(call.episode, 0, environment)
-            return EpisodeReply(
-                number=call.number,
-                messages=tuple(messages),
-                tools=tuple(getattr(environment, "tools", ())),
-                is_verified=bool(getattr(environment, "judged_by_verifier", False)),
-                state=await self._state(environment),
-            )
-        environment = await self._take(call)
-        step = await self._play(environment, call.action)
+            live = _Live(self._make())
+            async with self._ending(live):
+                step = await self._reset(live, call.row)
+        else:
+            live = await self._take(call)
+            async with self._ending(live):
+                step = await self._play(live, call.action)
+        environment = live.environment
+        async with self._ending(live):
+            state = None if step.done else await self._state(environment)
+            tools = step.tools
+            if call.action is None and tools is None:
+                tools = checked_tools(getattr(environment, "tools", []), _name(environment, "reset"))
         if step.done:
             await self._end(environment)
         else:
-            await self._keep(call.episode, len(call.actions) + 1, environment)
+            await self._keep(call.episode, live)
         return EpisodeReply(
             number=call.number,
             messages=_messages(step),
@@ -117,43 +154,84 @@ class Episodes:
             is_done=step.done,
             accuracy=step.accuracy,
             counts=dict(step.counts),
-            state=None if step.done else await self._state(environment),
+            state=state,
+            restarts=step.restarts,
+            tools=None if tools is None else tuple(map(dict, tools)),
+            max_tokens=step.max_tokens,
+            stop=tuple(step.stop),
+            logprobs=step.logprobs,
+            digest=live.digest,
+            is_verified=bool(getattr(environment, "judged_by_verifier", False)),
+            wants_sampled=bool(getattr(environment, "wants_sampled", False)),
         )
 
-    async def _take(self, call: EpisodeCall) -> Any:
-        """Return the environment of an episode, out of the kept ones, after its earlier actions."""
-        num_actions, environment = self._live.pop(call.episode, (-1, None))
-        if environment is not None and num_actions == len(call.actions):
-            return environment
-        if environment is not None:
-            await self._end(environment)
-        made = self._make()
-        if call.state is not None and keeps_state(made):
-            await self._run(made.restore, call.row, call.state["state"])
-            return made
-        await self._run(made.reset, call.row)
-        for action in call.actions:
-            if (await self._play(made, action)).done:
-                raise EnvironmentFailed(
-                    f"{_name(made, 'step')} ended the episode when its earlier actions were played again; it must depend on "
-                    "row and messages only, or have state() and restore(row, data)"
-                )
-        return made
+    async def end_unused(self, before_s: float) -> None:
+        """End the episodes that were used last before ``before_s`` on the monotonic clock: most were dropped. One that
+        goes on after all is made again."""
+        while self._live and next(iter(self._live.values())).used_s < before_s:
+            _, oldest = self._live.popitem(last=False)
+            await self._discard(oldest)
 
-    async def _play(self, environment: Any, action: dict[str, Any]) -> Step:
-        return checked_step(await self._run(environment.step, action), _name(environment, "step"))
+    async def _take(self, call: EpisodeCall) -> _Live:
+        """Return an episode, out of the kept ones, after its earlier actions."""
+        live = self._live.pop(call.episode, None)
+        if live is not None:
+            if (live.num_actions, live.digest) == (len(call.actions), call.digest):
+                return live
+            await self._discard(live)
+        live = _Live(self._make())
+        async with self._ending(live):
+            if call.state is not None and keeps_state(live.environment):
+                await self._run(live.environment.restore, call.row, call.state["state"])
+                live.num_actions, live.digest = len(call.actions), call.digest
+                return live
+            await self._reset(live, call.row)
+            for action in call.actions:
+                if (await self._play(live, action)).done:
+                    raise EnvironmentFailed(_REPLAYED.format(_name(live.environment, "step"), "ended the episode"))
+            if call.digest and live.digest != call.digest:
+                raise EnvironmentFailed(_REPLAYED.format(_name(live.environment, "step"), "said something else"))
+        return live
+
+    async def _reset(self, live: _Live, row: dict[str, Any]) -> Step:
+        said = await self._run(live.environment.reset, row)
+        return self._said(live, checked_step(said, _name(live.environment, "reset"), opening=True))
+
+    async def _play(self, live: _Live, action: dict[str, Any]) -> Step:
+        step = checked_step(await self._run(live.environment.step, action), _name(live.environment, "step"))
+        live.num_actions += 1
+        return self._said(live, step)
+
+    def _said(self, live: _Live, step: Step) -> Step:
+        said = [live.digest, step.messages, step.restarts, step.tools, step.max_tokens, step.stop, step.logprobs]
+        live.digest = hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
+        return step
 
     async def _state(self, environment: Any) -> dict[str, Any] | None:
         if not keeps_state(environment):
             return None
         return {"state": checked_state(await self._run(environment.state), _name(environment, "state"))}
 
-    async def _keep(self, episode: str, num_actions: int, environment: Any) -> None:
-        self._live[episode] = (num_actions, environment)
-        self._live.move_to_end(episode)
+    async def _keep(self, episode: str, live: _Live) -> None:
+        live.used_s = time.monotonic()
+        self._live[episode] = live
         while len(self._live) > _MAX_EPISODES:
-            _, (_, oldest) = self._live.popitem(last=False)
-            await self._end(oldest)
+            _, oldest = self._live.popitem(last=False)
+            await self._discard(oldest)
+
+    @asynccontextmanager
+    async def _ending(self, live: _Live) -> AsyncIterator[None]:
+        """End the environment if what is done with it fails; it is made again for the next try."""
+        try:
+            yield
+        except BaseException:
+            await self._discard(live)
+            raise
+
+    async def _discard(self, live: _Live) -> None:
+        """End an environment whose failure to end is of no interest to the call at hand."""
+        with suppress(Exception):
+            await self._end(live.environment)
 
     async def _end(self, environment: Any) -> None:
         if hasattr(environment, "close"):
@@ -216,7 +294,14 @@ async def _serve(calls: BinaryIO, replies: BinaryIO) -> None:
         finally:
             running.pop(call.number, None)
 
+    async def end_unused() -> None:
+        while True:
+            await asyncio.sleep(_UNUSED_S / 10)
+            if episodes is not None:
+                await episodes.end_unused(time.monotonic() - _UNUSED_S)
+
     async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(end_unused())
         with suppress(asyncio.IncompleteReadError):
             while True:
                 call = decode(await next_frame())

@@ -183,7 +183,7 @@ class _Process:
 class EnvironmentPool:
     def __init__(self, section: EnvironmentSection, spawn: Spawn) -> None:
         settings = HostSettings(
-            path=section.path,
+            path=section.name,
             arguments=arguments_of(section),
             memory_bytes=section.memory_mb << 20,
             folders=tuple(map(str, section.folders)),
@@ -225,6 +225,11 @@ class EnvironmentPool:
             return reply
         raise AssertionError("unreachable")
 
+    async def end(self, episode: str) -> None:
+        """End an episode that will not go on. If that fails its process ends it later."""
+        with suppress(EnvironmentFailed):
+            await self.answer(EpisodeCall(number=0, episode=episode, ends=True))
+
     async def aclose(self) -> None:
         """End every process. May be called more than once."""
         for process in self._processes:
@@ -237,5 +242,6 @@ def _framed(sent: EpisodeCall | HostSettings) -> bytes:
 
 
 def arguments_of(section: EnvironmentSection) -> dict[str, object]:
-    """Return the class's keyword arguments; the built-in environment gets its tools."""
-    return {**section.arguments, **({"tools": list(section.tools)} if section.tools else {})}
+    """Return the class's keyword arguments; the built-in environments get their tools or their agent."""
+    own = {"tools": list(section.tools)} if section.tools else {}
+    return {**section.arguments, **own, **({"run": section.agent} if section.agent else {})}

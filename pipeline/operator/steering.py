@@ -195,7 +195,7 @@ def _resized(at: Attached, present: Fleet, wanted: Mapping[Role, int | None]) ->
             raise ConfigError(
                 f"this run has no {role} workers: its roles are {', '.join(counts)}. "
                 "A reference worker needs algorithm.kl_coefficient above 0, or reference.always; an environment worker "
-                "environment.path"
+                "environment.path or environment.agent"
             )
     numbers = {role: count for role, count in wanted.items() if count is not None}
     follows_demand = at.config.fleet.max_generators is not None

@@ -142,7 +142,7 @@ class Held:
             trajectory=self.trajectory,
             prompt_tokens=self.prompt.tokens,
             response_tokens=self.response_tokens,
-            window_tokens=generation.window_tokens,
+            window_tokens=longest if self.asked and self.asked.whole else generation.window_tokens,
             max_response_tokens=longest,
             sampling=sampling,
             seed=config.run.seed,

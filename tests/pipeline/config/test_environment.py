@@ -30,6 +30,7 @@ def test_a_run_with_an_environment_has_its_workers_and_waits_for_turns() -> None
         ("environment.path=nothing", "or your class as package.module:Class"),
         ("environment.tools=['hammer']", "environment.tools has 'hammer'"),
         ("environment.tools=[]", "environment.tools is empty"),
+        ("environment.agent=mine:run", "set one of them: an agent"),
         ("environment.timeout_s=0", "environment.timeout_s"),
         ("environment.timeout_s=20", "a tool may take 20 s"),
         ("generation.stop_strings=['x']", "remove the stop strings"),
@@ -41,3 +42,12 @@ def test_a_run_with_an_environment_has_its_workers_and_waits_for_turns() -> None
 def test_an_environment_that_cannot_be_is_refused_in_a_sentence(given: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         load_config([RUN], [given])
+
+
+def test_an_agent_is_an_environment_and_brings_its_own_tools() -> None:
+    config = load_config([RUN], ["environment.path=''", "environment.tools=[]", "environment.agent=mine:run"])
+    assert config.has_environment and config.environment.name == "agent"
+    with pytest.raises(ConfigError, match="an agent brings its own tools"):
+        load_config([RUN], ["environment.path=''", "environment.agent=mine:run"])
+    with pytest.raises(ConfigError, match=r"expected your function as package\.module:function"):
+        load_config([RUN], ["environment.path=''", "environment.tools=[]", "environment.agent=mine"])

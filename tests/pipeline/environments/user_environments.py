@@ -16,6 +16,9 @@ from pipeline.environments.contract import Step
 class Countdown:
     """Says how many turns are left; sync, without a state of its own. Each number said is a point."""
 
+    says_where = True
+    """Whether it says in which process it is, so that it says something else when it is played again elsewhere."""
+
     def __init__(self, start: int = 3) -> None:
         self._left = start
 
@@ -26,7 +29,7 @@ class Countdown:
     def step(self, message: dict[str, Any]) -> Step:
         self._left -= 1
         reward = 1.0 if message["content"].strip().isdigit() else 0.0
-        told = [{"role": "user", "content": f"{self._left} left, {os.getpid()}"}]
+        told = [{"role": "user", "content": f"{self._left} left" + f", {os.getpid()}" * self.says_where}]
         return Step(told, reward=reward, done=self._left == 0, counts={"numbers": int(reward)})
 
 
@@ -56,9 +59,36 @@ class Async(Countdown):
 class Shows(Countdown):
     """Begins with an example."""
 
+    says_where = False
+
     def reset(self, row: dict[str, Any]) -> list[dict[str, Any]]:
         shown = [{"role": "user", "content": "1 left"}, {"role": "assistant", "content": "7"}]
         return shown + super().reset(row)
+
+
+class Branches:
+    """Begins a conversation anew after the first turn, and wants the next turns short."""
+
+    wants_sampled = True
+
+    def __init__(self) -> None:
+        self._seen: list[dict[str, Any]] = []
+
+    def reset(self, row: dict[str, Any]) -> Step:
+        return Step("1+1", max_tokens=3, logprobs=True)
+
+    def step(self, message: dict[str, Any]) -> Step:
+        self._seen.append(message)
+        if len(self._seen) == 1:
+            return Step("2*2", restarts=True, stop=["9"])
+        if len(self._seen) == 2:
+            return Step("3*3", max_tokens=2)
+        sampled = [one["sampled"] for one in self._seen]
+        assert [one["content"] for one in self._seen] == ["12", "4", "77"], self._seen
+        assert [one["finish"] for one in sampled] == ["stop", "stop", "length"], self._seen
+        assert [one["num_tokens"] for one in sampled] == [3, 2, 2], self._seen
+        assert [one["logprobs"] is None for one in sampled] == [False, True, True], self._seen
+        return Step(reward=1.0, accuracy=1.0, done=True)
 
 
 class Tells(Countdown):

@@ -19,7 +19,7 @@ from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from pipeline.ledger.contract import Ledger
 from pipeline.ledger.types import Lease
 from protocol.ids import Role
-from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Score, TrajectoryChunk, Turn
+from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Score, TrajectoryChunk, Turn, TurnRequest
 from tests.manual_clock import ManualClock
 from tests.pipeline.ledger.builders import GENERATOR, make_spec
 from tests.pipeline.runtime.fakes import small_config
@@ -162,6 +162,46 @@ async def test_turns_that_the_first_messages_show_are_not_played_again(tmp_path:
         (ended,) = await bench.overdue_rewards()
         assert isinstance(ended.turn, Turn)
         assert ended.turn.reward == 2.0
+
+
+async def test_an_environment_that_says_something_else_when_it_is_played_again_has_failed(tmp_path: Path) -> None:
+    async with opened(tmp_path, "Countdown") as bench:
+        await bench.answered(await bench.opened(msgspec.structs.replace(ROW, extra={"start": 5})))
+        await bench.answered(await bench.said("12"))
+        await bench.worker._pool.aclose()
+        chunk = await bench.said("34")
+        for _ in range(2):
+            await bench.answered(chunk)
+        (letter,) = await bench.ledger.dead_letters()
+        assert "said something else when its earlier actions were played again" in letter.error
+
+
+def asked_of(chunk: TrajectoryChunk) -> TurnRequest:
+    assert isinstance(chunk.asked, TurnRequest)
+    return msgspec.structs.replace(chunk.asked, state=b"")
+
+
+async def test_a_conversation_that_begins_anew_is_a_sequence_of_its_own_and_each_turn_ends_as_it_was_asked(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, "Branches") as bench:
+        await bench.answered(await bench.opened())
+        first = await bench.said("12")
+        await bench.answered(first)
+        anew = await bench.said("49", ends=False)
+        assert asked_of(first) == TurnRequest(max_tokens=3, whole=True)
+        assert asked_of(anew) == TurnRequest(sequence=1, stop_strings=("9",))
+        assert "2*2" in anew.prompt.text and "1+1" not in anew.prompt.text
+        assert (anew.context_tokens.size, anew.given_spans) == (0, ())
+        await bench.answered(anew)
+        # both are played again elsewhere
+        await bench.worker._pool.aclose()
+        last = await bench.said("77", ends=False)
+        assert (asked_of(last), last.prompt.text) == (TurnRequest(sequence=1, max_tokens=2), anew.prompt.text)
+        await bench.answered(last)
+        (ended,) = await bench.overdue_rewards()
+        assert isinstance(ended.turn, Turn)
+        assert (ended.turn.reward, ended.turn.is_truncated) == (1.0, False)
 
 
 async def test_a_turn_without_an_end_ends_the_trajectory_as_truncated_with_its_reward_so_far(tmp_path: Path) -> None:

@@ -1,0 +1,141 @@
+"""The OpenAI-compatible endpoint of an environment's process, on loopback.
+
+Each agent has a key of its own, by which its requests are known. A request is answered when the model's turn has ended,
+which may take as long as the run does not sample: while it waits, nothing is sent, so clients need long timeouts."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from pipeline.environments.chat_requests import (
+    Body,
+    ChatBody,
+    ModelRequest,
+    RequestRefused,
+    TextBody,
+    completion,
+    events,
+    read_request,
+)
+from pipeline.environments.contract import MAX_TURN_CHARS, ChatMessage
+
+Exchange = Callable[[ModelRequest], Coroutine[Any, Any, ChatMessage]]
+_MODEL = "policy"
+
+
+class Endpoint:
+    """One listener for all agents of the process."""
+
+    _of_process: ClassVar[Endpoint | None] = None
+
+    def __init__(self, listening: socket.socket) -> None:
+        self.base_url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        self._agents: dict[str, Exchange] = {}
+        config = uvicorn.Config(
+            self._app(), log_config=None, access_log=False, server_header=False, lifespan="off", ws="none", http="h11"
+        )
+        # for the life of the process; no error of it may end what serves the environments
+        self._serving = asyncio.create_task(_Server(config).serve(sockets=[listening]))  # noqa: TID251
+
+    @classmethod
+    def of_process(cls) -> Endpoint:
+        """Return the process's endpoint, which is started at the first call."""
+        if cls._of_process is None:
+            cls._of_process = cls(socket.create_server(("127.0.0.1", 0), backlog=1024))
+        return cls._of_process
+
+    def admit(self, exchange: Exchange) -> str:
+        """Return the key of a new agent, whose requests ``exchange`` answers."""
+        key = secrets.token_urlsafe(24)
+        self._agents[key] = exchange
+        return key
+
+    def dismiss(self, key: str) -> None:
+        self._agents.pop(key, None)
+
+    def _app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/v1/models", self._models),
+                Route("/v1/chat/completions", partial(self._answer, kind=ChatBody), methods=["POST"]),
+                Route("/v1/completions", partial(self._answer, kind=TextBody), methods=["POST"]),
+            ],
+            exception_handlers={RequestRefused: _refused},
+        )
+
+    def _agent(self, request: Request) -> Exchange:
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        found = self._agents.get(key.strip()) if scheme.lower() == "bearer" else None
+        if found is None:
+            raise RequestRefused(
+                "no agent of this run has this key; use the api_key that the agent was called with, while its trajectory "
+                "goes on",
+                status=401,
+                code="invalid_api_key",
+            )
+        return found
+
+    async def _models(self, request: Request) -> Response:
+        self._agent(request)
+        model = {"id": _MODEL, "object": "model", "created": 0, "owned_by": "headrace"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def _answer(self, request: Request, kind: type[Body]) -> Response:
+        exchange = self._agent(request)
+        body, asked = read_request(await _body_of(request), kind)
+        async with asyncio.TaskGroup() as tasks:
+            answers = [tasks.create_task(exchange(one)) for one in asked]
+            gone = tasks.create_task(_disconnected(request))
+            while (waiting := [one for one in answers if not one.done()]) and not gone.done():
+                await asyncio.wait({*waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+            for one in (*waiting, gone):
+                one.cancel()
+        if waiting:
+            # its client is gone, and may ask again
+            return Response(status_code=499)
+        if any(one.cancelled() for one in answers):
+            raise RequestRefused("the trajectory has ended, so the model says nothing more", status=410, code="ended")
+        found = [one.result() for one in answers]
+        if body.stream:
+            return StreamingResponse(events(body, found), media_type="text/event-stream")
+        return JSONResponse(completion(body, found))
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body_of(request: Request) -> bytes:
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > MAX_TURN_CHARS:
+            raise RequestRefused(f"the request has over {MAX_TURN_CHARS} bytes; shorten its messages", status=413)
+    return bytes(data)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestRefused)
+    told = {"message": str(error), "type": "invalid_request_error", "param": None, "code": error.code}
+    return JSONResponse({"error": told}, status_code=error.status)
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the process."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,223 @@
+"""Claims about agents that own their loop: real clients and real processes; the test is the model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from pipeline.config.rewards import EnvironmentSection
+from pipeline.environments.contract import SAMPLED
+from pipeline.environments.conversation import call_id
+from pipeline.environments.host import EpisodeCall, EpisodeReply
+from pipeline.environments.processes import EnvironmentPool
+from protocol.errors import EnvironmentFailed
+
+AGENTS = "tests.pipeline.environments.user_agents"
+ROW = {"question": "2+3", "answer": "5"}
+
+
+@asynccontextmanager
+async def pool(agent: str, **settings: Any) -> AsyncIterator[EnvironmentPool]:
+    section = EnvironmentSection.model_validate({"agent": f"{AGENTS}:{agent}", **settings})
+    async with asyncio.TaskGroup() as tasks:
+        made = EnvironmentPool(section, tasks.create_task)
+        try:
+            yield made
+        finally:
+            await made.aclose()
+
+
+def turn(
+    text: str, *, finish: str = "stop", logprobs: list[tuple[str, float]] | None = None, **more: Any
+) -> dict[str, Any]:
+    sampled = {"finish": finish, "num_context": 10, "num_tokens": 2, "logprobs": logprobs}
+    return {"role": "assistant", "content": text, SAMPLED: sampled, **more}
+
+
+def calling(number: int, **arguments: Any) -> dict[str, Any]:
+    function = {"name": "add", "arguments": arguments}
+    return {"id": call_id(number), "type": "function", "function": function}
+
+
+class Talk:
+    """An episode, played by a model that says what it is told to."""
+
+    def __init__(self, environments: EnvironmentPool, row: dict[str, Any] | None = None) -> None:
+        self._environments, self._row = environments, row or ROW
+        self.actions: list[dict[str, Any]] = []
+        self.last: EpisodeReply | None = None
+
+    async def begin(self) -> EpisodeReply:
+        self.last = await self._environments.answer(EpisodeCall(number=0, episode="t.0.0", row=self._row))
+        return self.last
+
+    async def say(self, action: dict[str, Any] | str) -> EpisodeReply:
+        assert self.last is not None
+        action = turn(action) if isinstance(action, str) else action
+        call = EpisodeCall(
+            number=0,
+            episode="t.0.0",
+            row=self._row,
+            actions=tuple(self.actions),
+            action=action,
+            digest=self.last.digest,
+        )
+        self.last = await self._environments.answer(call)
+        self.actions.append(action)
+        return self.last
+
+
+def texts(reply: EpisodeReply) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in reply.messages]
+
+
+async def played(agent: str, answers: Sequence[dict[str, Any] | str], **settings: Any) -> list[EpisodeReply]:
+    async with pool(agent, **settings) as environments:
+        talk = Talk(environments)
+        return [await talk.begin(), *[await talk.say(answer) for answer in answers]]
+
+
+async def failure(agent: str, answers: Sequence[dict[str, Any] | str], **settings: Any) -> str:
+    async with pool(agent, **settings) as environments:
+        talk = Talk(environments)
+        with pytest.raises(EnvironmentFailed) as caught:
+            await talk.begin()
+            for answer in answers:
+                await talk.say(answer)
+    return str(caught.value)
+
+
+async def test_what_the_agent_asks_is_what_the_environment_says_and_what_it_returns_is_the_reward() -> None:
+    begun, went, ended = await played("asks_twice", ["4", "5"], arguments={"greeting": "be right"})
+    assert texts(begun) == [("system", "be right"), ("user", "2+3")]
+    # only what is new, though the client sends everything
+    assert (texts(went), went.restarts) == ([("user", "are you sure?")], False)
+    assert (ended.is_done, ended.reward, ended.accuracy) == (True, 1.0, 1.0)
+    assert begun.counts == {"requests": 1, "unused_settings": 1}, "the run decides how tokens are sampled"
+
+
+async def test_an_agent_may_be_an_ordinary_function() -> None:
+    _, ended = await played("in_a_thread", ["5"])
+    assert (ended.is_done, ended.reward, ended.accuracy) == (True, 0.5, 0.5)
+
+
+async def test_calls_of_tools_come_back_with_the_ids_of_their_turn_and_their_names() -> None:
+    first = turn("", tool_calls=[calling(0, a=1, b=2), calling(1, a=3, b=4)])
+    begun, called, again, ended = await played("adds", [first, turn("so", tool_calls=[calling(0, a=5, b=6)]), "5"])
+    assert begun.tools is not None and begun.tools[0]["function"]["name"] == "add"
+    assert [(one["content"], one["tool_call_id"], one["name"]) for one in called.messages] == [
+        ('called with {"a": 1, "b": 2}', call_id(0), "add"),
+        ('called with {"a": 3, "b": 4}', call_id(1), "add"),
+    ]
+    assert (again.restarts, [one["tool_call_id"] for one in again.messages]) == (False, [call_id(0)])
+    assert (ended.reward, ended.accuracy) == (2.0, 1.0)
+    assert ended.counts == {"calls": 3, "ids": 3}, "an id occurs once in a conversation"
+
+
+async def test_messages_that_do_not_continue_the_conversation_begin_a_new_one() -> None:
+    begun, forked, ended = await played("forgets", ["a walk", "done"])
+    assert (texts(begun), begun.restarts) == ([("user", "plan")], True)
+    assert (texts(forked), forked.restarts) == ([("system", "be short"), ("user", "do a walk")], True)
+    assert ended.reward == 1.0
+
+
+async def test_several_choices_are_turns_of_their_own_with_the_limits_of_the_request() -> None:
+    one = turn("one", logprobs=[("o", -0.5), ("ne", -0.25)])
+    begun, second, ended = await played("wants_all", [one, turn("two", finish="length")])
+    for reply in (begun, second):
+        assert (reply.restarts, reply.max_tokens, reply.stop, reply.logprobs) == (True, 5, ("END",), True)
+    assert ended.reward == 1.0
+
+
+async def test_an_answer_can_be_streamed() -> None:
+    _, ended = await played("streams", ["done"])
+    assert ended.reward == 1.0
+
+
+async def test_a_text_goes_on_where_it_was_cut_and_another_text_begins_anew() -> None:
+    begun, went, other, ended = await played(
+        "completes", [turn(" upon", finish="length"), turn(" then", finish="length"), " over"]
+    )
+    assert texts(begun) == [("text", "Once")]
+    assert (texts(went), went.restarts) == ([("text", ", and")], False)
+    assert (texts(other), other.restarts, other.max_tokens) == ([("text", "Twice")], True, 0)
+    assert ended.reward == 1.0
+
+
+async def test_a_client_that_is_cut_off_and_asks_again_gets_the_answer_to_its_first_request() -> None:
+    async with pool("is_impatient") as environments:
+        talk = Talk(environments)
+        await talk.begin()
+        await asyncio.sleep(1.5)
+        ended = await talk.say("done")
+        assert (ended.is_done, ended.reward) == (True, 1.0)
+
+
+async def test_an_answer_that_the_agent_never_read_makes_its_trajectory_fail() -> None:
+    async with pool("gives_up") as environments:
+        talk = Talk(environments)
+        await talk.begin()
+        await asyncio.sleep(1.0)
+        with pytest.raises(EnvironmentFailed, match="ended without an answer of the model that it had asked for"):
+            await talk.say("done")
+
+
+async def test_a_request_that_cannot_be_served_is_refused_with_a_sentence_and_the_agent_goes_on() -> None:
+    begun, ended = await played("asks_wrongly", ["done"])
+    assert texts(begun) == [("user", "go")]
+    assert ended.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("agent", "answers", "told"),
+    [
+        ("never_asks", [], "returned before it had asked the model anything"),
+        ("declines", ["x"], "declines returned None; expected its reward as a number"),
+        ("raises", ["x"], "LookupError: its database is away"),
+        ("hangs", ["x"], "step gave no answer within 3 s"),
+        ("takes_too_little", [], "cannot be called with row, base_url, api_key"),
+        ("absent", [], "has no 'absent'"),
+    ],
+)
+async def test_an_agent_without_a_reward_has_failed_and_is_not_wrong(agent: str, answers: list[str], told: str) -> None:
+    assert told in await failure(agent, answers, timeout_s=3.0)
+
+
+async def test_after_a_crash_the_agent_is_called_again_and_gets_the_same_answers() -> None:
+    async with pool("asks_twice") as environments:
+        talk = Talk(environments)
+        await talk.begin()
+        await talk.say("4")
+        await environments.aclose()
+        ended = await talk.say("5")
+        assert (ended.is_done, ended.reward) == (True, 1.0)
+
+
+async def test_an_agent_that_asks_something_else_when_it_is_called_again_has_failed() -> None:
+    async with pool("is_fickle") as environments:
+        talk = Talk(environments)
+        await talk.begin()
+        await talk.say("1")
+        await environments.aclose()
+        with pytest.raises(EnvironmentFailed, match="said something else when its earlier actions were played again"):
+            await talk.say("2")
+
+
+async def test_an_agent_of_smolagents_runs_unchanged() -> None:
+    product = {"id": call_id(0), "type": "function", "function": {"name": "product", "arguments": {"a": 12, "b": 13}}}
+    final = {"id": call_id(0), "type": "function", "function": {"name": "final_answer", "arguments": {"answer": "156"}}}
+    async with pool("of_smolagents") as environments:
+        talk = Talk(environments, {"question": "12*13", "answer": "156"})
+        begun = await talk.begin()
+        assert begun.tools is not None and {one["function"]["name"] for one in begun.tools} == {
+            "product",
+            "final_answer",
+        }
+        told = await talk.say(turn("", tool_calls=[product]))
+        assert "156" in str(told.messages)
+        ended = await talk.say(turn("", tool_calls=[final]))
+        assert (ended.is_done, ended.reward) == (True, 1.0)
