@@ -34,6 +34,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "ops/docs/how-to/vllm.md",
         "ops/docs/how-to/environments.md",
         "ops/docs/how-to/environments-of-others.md",
+        "ops/docs/how-to/agents.md",
         "ops/docs/how-to/learn-from-responses.md",
         "ops/docs/how-to/metrics-elsewhere.md",
         "ops/docs/how-to/replay-updates.md",

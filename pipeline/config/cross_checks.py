@@ -129,6 +129,8 @@ def check_environment(
         raise ValueError(
             f"environment.agent is {environment.agent!r}; expected your function as package.module:function"
         )
+    if environment.agent and "run" in environment.arguments:
+        raise ValueError("environment.arguments has run, which names the agent itself; give the argument another name")
     if environment.agent and environment.tools:
         raise ValueError("environment.tools is set, but an agent brings its own tools; remove it")
     if not environment.agent and environment.path not in BUILT_IN_ENVIRONMENTS and not is_import_path(environment.path):

@@ -135,7 +135,7 @@ def load_environment(path: str, settings: Mapping[str, Any] | None = None) -> Ca
     return lambda: make(**given)
 
 
-def _check_call(called: Callable[..., Any], what: str, *arguments: Any, **settings: Any) -> None:
+def _check_call(called: Callable[..., Any], what: str, /, *arguments: Any, **settings: Any) -> None:
     try:
         inspect.signature(called).bind(*arguments, **settings)
     except TypeError as error:

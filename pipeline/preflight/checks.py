@@ -263,12 +263,12 @@ def _guidance(subject: _Subject) -> list[CheckFinding]:
 
 def _environment(subject: _Subject) -> list[CheckFinding]:
     section = subject.config.environment
-    if not section.path or Role.ENVIRONMENT in subject.config.launch.elsewhere:
+    if not section.name or Role.ENVIRONMENT in subject.config.launch.elsewhere:
         return []
     asyncio.run(_check_environment(section))
     with_network = "python" in section.tools and section.arguments.get("allow_network")
     risk = "; the model's programs may use the network (environment.arguments.allow_network)" if with_network else ""
-    return [fine("environment", f"environment: {section.path}{risk}")]
+    return [fine("environment", f"environment: {section.agent or section.path}{risk}")]
 
 
 def _address(subject: _Subject) -> list[CheckFinding]:

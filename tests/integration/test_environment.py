@@ -13,7 +13,7 @@ import pytest
 
 from ops.demo import products
 from pipeline.environments.contract import Step
-from pipeline.process.descendants import SANDBOX_MARK, marked
+from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
 from pipeline.process.records import process_runs
 from tests.integration.fleet import ROOT, fleet, kill
 
@@ -73,7 +73,6 @@ def settings(tmp_path: Path, *more: str) -> tuple[str, ...]:
 
 
 def test_a_run_with_an_environment_goes_on_through_kills_and_its_books_balance(tmp_path: Path) -> None:
-    before = set(marked(SANDBOX_MARK, ""))
     with fleet(tmp_path, *settings(tmp_path, "run.num_updates=12"), of=("tools", "demo")) as run:
         run.wait_until(lambda: run.num_updates() >= 1, "an update")
         kill(run, "environment-0")
@@ -88,7 +87,7 @@ def test_a_run_with_an_environment_goes_on_through_kills_and_its_books_balance(t
         assert (groups["trained"], "dead_letter" in groups["dropped"]) == (12 * 16, False), (
             "a killed turn is tried again"
         )
-    assert set(marked(SANDBOX_MARK, "")) <= before, "nothing that it started is left"
+    assert not marked(WORKER_MARK, worker_mark(run.run_dir)), "nothing that it started is left"
 
 
 def test_environment_workers_join_as_from_other_hosts_and_are_scaled(

@@ -219,8 +219,10 @@ def _check_role(manifest: Manifest, role: Role) -> None:
             "the run needs no reference workers: algorithm.kl_coefficient is 0, and no rule reads guidance; join as "
             "generator or reward"
         )
-    if role is Role.ENVIRONMENT and not settings["environment"]["path"]:
-        raise ConfigError("the run has no environment (environment.path is empty); join as generator or reward")
+    if role is Role.ENVIRONMENT and not (settings["environment"]["path"] or settings["environment"].get("agent")):
+        raise ConfigError(
+            "the run has no environment (environment.path and environment.agent are empty); join as generator or reward"
+        )
     if role is Role.GENERATOR and settings["weights"]["path"] == "file":
         raise ConfigError(
             "weights.path of the run is file, so generators of other hosts get no weights; start it with weights.path auto"

@@ -125,6 +125,23 @@ async def test_messages_that_do_not_continue_the_conversation_begin_a_new_one() 
     assert ended.reward == 1.0
 
 
+@pytest.mark.parametrize(
+    ("what", "restarts"),
+    [
+        ("nothing", False),
+        ("the form", False),
+        ("the stop string", False),
+        ("the system message", True),
+        ("the answer", True),
+        ("the tools", True),
+    ],
+)
+async def test_a_history_that_the_agent_has_rewritten_is_another_conversation(what: str, restarts: bool) -> None:
+    _, second, _ = await played("rewrites", ["done", "so"], arguments={"what": what})
+    assert (second.restarts, len(second.messages)) == (restarts, 4 if restarts else 1)
+    assert bool(second.tools) == (what == "the tools")
+
+
 async def test_several_choices_are_turns_of_their_own_with_the_limits_of_the_request() -> None:
     one = turn("one", logprobs=[("o", -0.5), ("ne", -0.25)])
     begun, second, ended = await played("wants_all", [one, turn("two", finish="length")])

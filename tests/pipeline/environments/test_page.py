@@ -1,4 +1,4 @@
-"""The page on environments works as written."""
+"""The pages on environments and agents work as written."""
 
 from __future__ import annotations
 
@@ -6,23 +6,30 @@ import asyncio
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.rewards import EnvironmentSection
 from pipeline.environments.host import EpisodeCall, EpisodeReply
 from pipeline.environments.processes import EnvironmentPool
 
 PAGE = Path("ops/docs/how-to/environments.md").read_text(encoding="utf-8")
+AGENTS = Path("ops/docs/how-to/agents.md").read_text(encoding="utf-8")
+
+
+def example(page: str, tmp_path: Path, name: str) -> EnvironmentSection:
+    """Write the page's module; return its settings that name it."""
+    (file, code), *_ = re.findall(r"```python\n# (\S+)\n(.*?)```", page, re.DOTALL)
+    (tmp_path / file).write_text(code)
+    settings: dict[str, Any] = next(
+        tomllib.loads(block)["environment"]
+        for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+        if name in block
+    )
+    return EnvironmentSection.model_validate(settings | {"folders": [tmp_path]})
 
 
 async def test_the_example_is_an_environment_that_can_be_won_and_lost(tmp_path: Path) -> None:
-    (name, code), *_ = re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)
-    (tmp_path / name).write_text(code)
-    settings = next(
-        tomllib.loads(block)["environment"]
-        for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-        if "guessing:Guess" in block
-    )
-    section = EnvironmentSection.model_validate(settings | {"folders": [tmp_path]})
+    section = example(PAGE, tmp_path, "guessing:Guess")
     async with asyncio.TaskGroup() as tasks:
         pool = EnvironmentPool(section, tasks.create_task)
         try:
@@ -43,5 +50,26 @@ async def test_the_example_is_an_environment_that_can_be_won_and_lost(tmp_path: 
             assert (won[1].counts, won[2].is_done, won[2].reward) == ({"no_number": 1}, True, 1.0)
             lost = await played("t.0.1", "9", "8", "7", "6")
             assert (lost[-1].is_done, lost[-1].reward, lost[-1].accuracy) == (True, 0.0, 0.0)
+        finally:
+            await pool.aclose()
+
+
+async def test_the_agent_of_the_page_goes_on_until_the_answer_is_right(tmp_path: Path) -> None:
+    section = example(AGENTS, tmp_path, "adding:run")
+    sampled = {"finish": "stop", "num_context": 5, "num_tokens": 2, "logprobs": None}
+    row, actions = {"question": "2+3", "answer": "5"}, list[dict[str, Any]]()
+    async with asyncio.TaskGroup() as tasks:
+        pool = EnvironmentPool(section, tasks.create_task)
+        try:
+            reply = await pool.answer(EpisodeCall(number=0, episode="t.0.0", row=row))
+            for text, told in (("4", "No. Try again."), ("5", "")):
+                action = {"role": "assistant", "content": text, "sampled": sampled}
+                given = EpisodeCall(
+                    number=0, episode="t.0.0", row=row, actions=tuple(actions), action=action, digest=reply.digest
+                )
+                reply = await pool.answer(given)
+                actions.append(action)
+                assert [message["content"] for message in reply.messages] == [told] * bool(told)
+            assert (reply.is_done, reply.reward) == (True, 1.0)
         finally:
             await pool.aclose()

@@ -71,6 +71,27 @@ async def forgets(row: Row, base_url: str, api_key: str) -> float:
     return float(second.choices[0].message.content == "done")
 
 
+async def rewrites(row: Row, base_url: str, api_key: str, *, what: str) -> float:
+    """Sends its second request with another history than it got."""
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+    messages: list[Any] = [{"role": "system", "content": "be short"}, user("go")]
+    answer = await client.chat.completions.create(model="policy", messages=messages, stop=["END"])
+    messages += [answer.choices[0].message.model_dump(), user("on")]
+    if what == "the system message":
+        messages[0]["content"] = "be long"
+    elif what == "the answer":
+        messages[2]["content"] = "else"
+    elif what == "the stop string":
+        messages[2]["content"] += "END"
+    elif what == "the form":
+        messages[2] = {"role": "assistant", "content": [{"type": "text", "text": messages[2]["content"]}]}
+    elif what == "the tools":
+        await client.chat.completions.create(model="policy", messages=messages, tools=[ADD])
+        return 1.0
+    await client.chat.completions.create(model="policy", messages=messages)
+    return 1.0
+
+
 async def wants_all(row: Row, base_url: str, api_key: str) -> float:
     client = AsyncOpenAI(base_url=base_url, api_key=api_key)
     assert [model.id async for model in await client.models.list()] == ["policy"]
