@@ -23,7 +23,7 @@ from pathlib import Path
 from ops.drill.check import Violation
 from ops.drill.fleet import ROOT
 from ops.drill.one import PATIENCE_S, Outcome, drill
-from ops.drill.schedule import FaultKind, long_plan, plan
+from ops.drill.schedule import ENVIRONMENT_KINDS, KINDS, FaultKind, long_plan, plan
 from ops.drill.truth import NAMING_S, TRUTHS
 from ops.ending import exit_code
 from pipeline.process.progress_bar import progress
@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", nargs="+", metavar="KIND", help=f"draw from these kinds of fault: {', '.join(FaultKind)}"
     )
+    parser.add_argument("--environment", action="store_true", help="with an environment, and faults of its workers")
     parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="settings of each fleet")
     parser.add_argument(
         "--minutes", type=float, help="make each drill this long, with two faults a minute of all kinds"
@@ -57,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", action="store_true", help="also keep the folders of drills without a violation")
     parser.add_argument("--json", type=Path, help="append each outcome to this file, one JSON object a line")
     options = parser.parse_args(arguments)
-    kinds = [FaultKind(kind) for kind in options.only] if options.only else list(FaultKind)
+    every = ENVIRONMENT_KINDS if options.environment else KINDS
+    kinds = [FaultKind(kind) for kind in options.only] if options.only else list(every)
     os.chdir(ROOT)
     outcomes: list[Outcome] = []
     seeds = [*options.seed[:-1], *range(options.seed[-1], options.seed[-1] + options.runs)]
@@ -86,6 +88,7 @@ def _drills(seeds: Iterable[int], kinds: Sequence[FaultKind], options: argparse.
                 patience_s=options.patience,
                 keep=options.keep,
                 changes=options.set,
+                environment=options.environment,
             )
         except Exception as error:  # noqa: BLE001 - the other drills of an hour still run
             broke = Violation("the drill itself runs", "".join(traceback.format_exception(error)).rstrip())

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ops.drill.causes import healthy_are_kept, innocents_are_not_blamed, junk_is_named, orders_hold
 from ops.drill.events import (
     Admitted,
+    Answered,
     Audited,
     Beat,
     Checkpointed,
@@ -39,7 +40,7 @@ from ops.drill.events import (
     Tally,
     Updated,
 )
-from ops.drill.judged import dead_letters_were_tried, trained_are_judged
+from ops.drill.judged import answers_are_true, dead_letters_were_tried, trained_are_judged
 from pipeline.ledger.types import DropReason
 from pipeline.process.exit_codes import ExitCode
 
@@ -149,6 +150,8 @@ def stored_once(events: Sequence[Event], _: Limits) -> Found:
     reached: dict[str, int] = {}
     seen: set[str] = set()
     for event in events:
+        if isinstance(event, Answered):
+            reached[event.trajectory] = 0 if event.num_tokens is None else reached[event.trajectory] + event.num_tokens
         if not isinstance(event, Stored):
             continue
         if event.chunk in seen:
@@ -351,6 +354,7 @@ INVARIANTS: dict[str, Callable[[Sequence[Event], Limits], Found]] = {
     "healthy are kept": healthy_are_kept,
     "nothing is left": nothing_is_left,
     "trained are judged": trained_are_judged,
+    "answers are true": answers_are_true,
     "dead letters were tried": dead_letters_were_tried,
     "innocents are not blamed": innocents_are_not_blamed,
     "orders hold": orders_hold,

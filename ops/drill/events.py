@@ -68,6 +68,20 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """The environment answered a chunk."""
+
+    chunk: str
+    trajectory: str
+    num_tokens: int | None
+    """Of its answer; None if the next chunk begins a sequence, or the trajectory."""
+    accuracy: float | None
+    """Of the trajectory that ends here; None if it goes on."""
+    fault: str
+    """What differs from the answer that the environment gives to these tokens; "" if nothing does."""
+
+
+@dataclass(frozen=True, slots=True)
 class NotScored:
     chunk: str
     field: str
@@ -324,7 +338,8 @@ class Finished:
 
 
 Event = (
-    Admitted | Stored | Judged | NotScored | DeadLetter | Held | Ended | Claimed | Settled | Epoch | Beat | Published | Tally
-    | Status | Checkpointed | Sampled | Killed | Updated | Audited | Crashed | Stalled | Serving | ServerLogged | Faulted | Lost
-    | Repaired | HealthySpan | Blamed | OrderResult | UnreportedJunk | EndOrdered | SupervisorEnded | Left | Finished
+    Admitted | Stored | Answered | Judged | NotScored | DeadLetter | Held | Ended | Claimed | Settled | Epoch | Beat
+    | Published | Tally | Status | Checkpointed | Sampled | Killed | Updated | Audited | Crashed | Stalled | Serving
+    | ServerLogged | Faulted | Lost | Repaired | HealthySpan | Blamed | OrderResult | UnreportedJunk | EndOrdered
+    | SupervisorEnded | Left | Finished
 )  # fmt: skip

@@ -174,6 +174,10 @@ class ActiveFault:
             case FaultKind.KILL_REWARD | FaultKind.KILL_REFERENCE | FaultKind.KILL_VALUE:
                 role = Role(kind.value.removeprefix("kill "))
                 self._kill(role, lambda _: self._count("ZCARD", f"due:{role}") > 0)
+            case FaultKind.KILL_ENVIRONMENT:
+                self._kill(Role.ENVIRONMENT, lambda _: self._count("ZCARD", "due:turn") > 0)
+            case FaultKind.SCALE_ENVIRONMENT:
+                self._scale(Role.ENVIRONMENT, self._rng.choice([1, 3]))
             case kind if kind in _LEARNER_STATES:
                 self._kill(Role.LEARNER, self._learner_state(kind))
             case FaultKind.KILL_SUPERVISOR:
@@ -196,11 +200,11 @@ class ActiveFault:
             case FaultKind.FREEZE_GENERATOR | FaultKind.LONG_FREEZE:
                 self._freeze(Role.GENERATOR)
             case FaultKind.FREEZE_SCORER:
-                self._freeze(self._rng.choice(_SCORERS))
+                self._freeze(self._rng.choice(self._scorers))
             case FaultKind.FREEZE_LEARNER:
                 self._freeze(Role.LEARNER)
             case FaultKind.SLOW_WORKER:
-                self._slow(self._rng.choice([Role.GENERATOR, Role.LEARNER, *_SCORERS]))
+                self._slow(self._rng.choice([Role.GENERATOR, Role.LEARNER, *self._scorers]))
             case FaultKind.KILL_SERVER:
                 if (pid := self._site.fleet.server_pid()) is not None:
                     self._site.fleet.kill(pid)
@@ -243,7 +247,7 @@ class ActiveFault:
                 self._lead_nowhere()
             case FaultKind.REWARD_ERRORS:
                 self.target = self._rng.choice(["raise", "raise", "hang", "exit"])
-                for beat in self._site.fleet.workers(Role.REWARD):
+                for beat in self._site.fleet.workers(Role.ENVIRONMENT) or self._site.fleet.workers(Role.REWARD):
                     self._mark(beat.who.worker)
                 self._tell_verifiers(self.target)
             case FaultKind.CLOCK_JUMP:
@@ -268,6 +272,22 @@ class ActiveFault:
                 self.target = chosen.who.worker
                 return chosen
         return None
+
+    @property
+    def _scorers(self) -> tuple[Role, ...]:
+        return (Role.ENVIRONMENT, *_SCORERS) if self._site.fleet.workers(Role.ENVIRONMENT) else _SCORERS
+
+    def _scale(self, role: Role, number: int) -> None:
+        """Order another number of workers of a role, and the first one at the end."""
+        fleet, before = self._site.fleet, len(self._site.fleet.workers(role))
+
+        def order(count: int) -> None:
+            if fleet.command("scale", f"{role}={count}", str(fleet.run_dir)) is None and not fleet.is_over():
+                self._site.notes.append(f"{self.fault.kind}: refused: {fleet.last_words}")
+
+        self.target = f"{role}={number}"
+        order(number)
+        self._undo.append(lambda: order(max(1, before)))
 
     def _kill(self, role: Role, state: Callable[[Heartbeat], bool]) -> None:
         beat = self._pick(role)
@@ -548,7 +568,7 @@ class ActiveFault:
     def _damage_links(self, kind: FaultKind) -> None:
         relays = self._site.relays
         assert relays is not None, "wire faults are planned with relays"
-        beat = self._pick(self._rng.choice(_SCORERS))
+        beat = self._pick(self._rng.choice(self._scorers))
         if beat is None:
             return
         worker = beat.who.worker
@@ -595,7 +615,7 @@ def interpose(site: Site) -> None:
     if relays is None:
         return
     for who, endpoint in mailbox_addresses(fleet).items():
-        if who.worker in site.nowhere or who.role not in _SCORERS:
+        if who.worker in site.nowhere or who.role not in (Role.ENVIRONMENT, *_SCORERS):
             continue
         if address := relays.stand_before(who.worker, endpoint):
             put_address(fleet, who, address)

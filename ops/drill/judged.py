@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from ops.drill.events import DeadLetter, Ended, Event, Found, Judged, Limits, NotScored, Stored
+from ops.drill.events import Answered, DeadLetter, Ended, Event, Found, Judged, Limits, NotScored, Stored
 
 _DEAD = "dropped:dead_letter"
 _REWARD, _LEARNER = "reward", "learner"
@@ -14,6 +14,9 @@ _REWARD, _LEARNER = "reward", "learner"
 def trained_are_judged(events: Sequence[Event], _: Limits) -> Found:
     """No response is trained on without a verdict, or with another one than its verifier's."""
     finals = {event.chunk: event.verdict for event in events if isinstance(event, Stored) and event.is_final}
+    finals |= {
+        event.chunk: event.accuracy for event in events if isinstance(event, Answered) and event.accuracy is not None
+    }
     accuracies: dict[str, float] = {}
     for event in events:
         match event:
@@ -25,6 +28,19 @@ def trained_are_judged(events: Sequence[Event], _: Limits) -> Found:
                 yield f"{name} was trained on without a verdict"
             case _:
                 pass
+
+
+def answers_are_true(events: Sequence[Event], _: Limits) -> Found:
+    """Each answer of the environment, and the verdict at the end, follows from what was stored before it, whichever
+    process gave it and whatever was killed. There is one for each chunk."""
+    answered: set[str] = set()
+    for event in events:
+        if isinstance(event, Answered):
+            if event.fault:
+                yield f"{event.chunk}: {event.fault}"
+            if event.chunk in answered:
+                yield f"{event.chunk} was answered twice"
+            answered.add(event.chunk)
 
 
 def dead_letters_were_tried(events: Sequence[Event], limits: Limits) -> Found:

@@ -14,6 +14,7 @@ import msgspec
 from ops.drill.append_only import Command
 from ops.drill.events import (
     Admitted,
+    Answered,
     Beat,
     Claimed,
     DeadLetter,
@@ -34,13 +35,15 @@ from pipeline.ledger.types import Restart
 from pipeline.ledger.version_history import VersionHistory
 from pipeline.runtime.registry.contract import Heartbeat, WeightsAnnouncement
 from protocol.codec import from_blob
-from protocol.trajectory import RewardScore, TrajectoryChunk
+from protocol.trajectory import RewardScore, TrajectoryChunk, Turn
 
 _MAX_EPOCH_DIGITS = 15
 TruthOf = Callable[[TrajectoryChunk], bool | None]
 """Whether a chunk holds the tokens that belong there; None if unknown."""
 VerdictOf = Callable[[TrajectoryChunk], float | None]
 """The true verdict on the response that ends with a chunk; None if unknown."""
+FaultOf = Callable[[TrajectoryChunk, Turn], str]
+"""What is wrong with an environment's answer to a chunk; "" if nothing is."""
 
 
 @dataclass(slots=True)
@@ -50,15 +53,22 @@ class _State:
     groups: set[bytes] = field(default_factory=set[bytes])
     claims: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
     version_history: VersionHistory = field(default_factory=VersionHistory)
+    chunks: dict[str, TrajectoryChunk] = field(default_factory=dict[str, TrajectoryChunk])
     oldest: dict[str, int] = field(default_factory=dict[str, int])
     """For each chunk, the number of updates in the oldest version of its tokens."""
 
 
 class LedgerHistory:
-    def __init__(self, run: str, truth: TruthOf = lambda _: None, verdict: VerdictOf = lambda _: None) -> None:
+    def __init__(
+        self,
+        run: str,
+        truth: TruthOf = lambda _: None,
+        verdict: VerdictOf = lambda _: None,
+        fault: FaultOf = lambda *_: "",
+    ) -> None:
         self._prefix = f"{{{run}}}:".encode()
         self._truth = truth
-        self._verdict = verdict
+        self._verdict, self._fault = verdict, fault
         self._state = _State()
 
     def read(self, transactions: Iterable[list[Command]]) -> Iterator[Event]:
@@ -83,7 +93,9 @@ class LedgerHistory:
                     value += self._state.counters.get(counter, 0)
                 self._state.counters[counter] = value
             elif word == "DEL" and kind == "chunk":
-                if rest.startswith("t."):
+                chunk = self._state.chunks.pop(rest, None)
+                # an opening has no tokens to account for
+                if rest.startswith("t.") and not (chunk is not None and chunk.is_opening):
                     yield Ended(rest, of_life or chunks_fate)
             elif word == "DEL" and kind == "trajectory":
                 if rest.startswith("t."):
@@ -153,7 +165,11 @@ class LedgerHistory:
             case "HSET", "chunk":
                 fields = dict(_pairs(arguments))
                 if b"blob" in fields and rest.startswith("t."):
-                    yield self._stored(rest, from_blob(fields[b"blob"], TrajectoryChunk))
+                    chunk = state.chunks[rest] = from_blob(fields[b"blob"], TrajectoryChunk)
+                    if not chunk.is_opening:
+                        yield self._stored(rest, chunk)
+                if b"turn" in fields and rest in state.chunks:
+                    yield self._answered(rest, state.chunks[rest], from_blob(fields[b"turn"], Turn))
                 if b"reward" in fields and rest.startswith("t."):
                     yield Judged(rest, from_blob(fields[b"reward"], RewardScore).accuracy)
                 for name in fields:
@@ -202,6 +218,15 @@ class LedgerHistory:
             is_final=chunk.finish_reason.is_final,
             is_true=self._truth(chunk),
             verdict=self._verdict(chunk) if chunk.finish_reason.is_final else None,
+        )
+
+    def _answered(self, name: str, chunk: TrajectoryChunk, turn: Turn) -> Answered:
+        return Answered(
+            chunk=name,
+            trajectory=str(chunk.trajectory),
+            num_tokens=None if chunk.is_opening or turn.replaces else turn.tokens.size,
+            accuracy=(turn.accuracy or 0.0) if turn.is_done else None,
+            fault=self._fault(chunk, turn),
         )
 
     def _age_of(self, unit: str) -> int:

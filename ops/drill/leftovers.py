@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ops.drill.fleet import MEMORY
 from pipeline.ledger.address import read_address
+from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
 from pipeline.runtime.flow_ring import flow_folder
 from pipeline.training.snapshots import snapshots_folder, value_snapshots_folder
 from pipeline.weights.store import fetched_folder, weights_folder
@@ -26,13 +27,14 @@ def leftovers(run_dir: Path, memory: Path = MEMORY) -> list[str]:
 
 def _processes(run_dir: Path) -> Iterator[str]:
     name = os.fsencode(run_dir)
+    children = set(marked(WORKER_MARK, worker_mark(run_dir)))
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         pid = int(path.parent.name)
         try:
             words = path.read_bytes()
         except OSError:
             continue
-        if name in words and pid != os.getpid():
+        if (name in words or pid in children) and pid != os.getpid():
             yield f"process {pid}: {words.replace(bytes(1), b' ').decode(errors='replace').strip()}"
 
 

@@ -45,6 +45,14 @@ _OWN_SETTINGS = {
     # so that a response is a dead letter within the fault
     FaultKind.LATE_VERDICTS: ("reward.wait_s=0.6", "ledger.max_attempts=3"),
 }
+_ENVIRONMENT = (
+    "environment.path=ops.drill.game:Game",
+    "environment.timeout_s=3.0",
+    "fleet.environment=2",
+    # with a chat template
+    "model.path=ops/demo/tools_model",
+    "generation.max_response_tokens=120",
+)
 _LOCAL = ("generation.engine=local", "learner.backend=torch", "reference.backend=torch", "value.backend=torch")
 
 
@@ -122,6 +130,7 @@ def drill(
     patience_s: float = PATIENCE_S,
     keep: bool = False,
     changes: Sequence[str] = (),
+    environment: bool = False,
 ) -> Outcome:
     """Run a drill in ``folder``, which is removed afterwards unless something was violated or ``keep`` is set.
     ``changes``: settings on top of those of ``configs/drill.toml``."""
@@ -138,6 +147,7 @@ def drill(
         *(_TPPO if plan.algorithm == "tppo" else ()),
         *(_LONG_SETTINGS if plan.is_long else ()),
         *(_LOCAL if engine == "local" else ()),
+        *(_ENVIRONMENT if environment else ()),
         *(setting for kind, own in _OWN_SETTINGS.items() if kind in plan.kinds for setting in own),
         *changes,
     ]

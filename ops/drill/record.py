@@ -15,19 +15,24 @@ import numpy as np
 from ops.drill.append_only import read_transactions
 from ops.drill.events import Blamed, Checkpointed, Crashed, Event, Repaired, Sampled, ServerLogged, Updated
 from ops.drill.fleet import RUN, DrillFleet
+from ops.drill.game import Game
 from ops.drill.ledger_history import LedgerHistory
 from ops.drill.verifier import verdict
 from ops.emulated.build import length_law, token_law
 from ops.emulated.journal import read_journal
 from ops.emulated.settings import emulation_of
 from pipeline.config.load import read_resolved
+from pipeline.config.schema import RunConfig
+from pipeline.data.end_tokens import end_tokens, model_ends
 from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.environments.contract import Step
+from pipeline.environments.conversation import ChatFormat
 from pipeline.fleet.incidents.records import incident_records
 from pipeline.fleet.repair.levels import RepairLevel, StepOutcome
 from pipeline.fleet.repair.records import read_repairs, read_steps
 from pipeline.training.checkpoints import read_checkpoint
 from protocol.errors import DataError
-from protocol.trajectory import TrajectoryChunk
+from protocol.trajectory import FinishReason, TrajectoryChunk, Turn
 
 _CRASH = "worker_failed"
 _TRACEBACK = re.compile("^Traceback", re.MULTILINE)
@@ -52,7 +57,8 @@ def read_events(fleet: DrillFleet) -> Iterator[Event]:
     """Yield the events in the files of a run."""
     config = read_resolved(fleet.run_dir)
     truth = _truth(fleet.run_dir) if config.generation.engine == _EMULATED else (lambda _: None)
-    history = LedgerHistory(RUN, truth, lambda chunk: verdict(chunk.response_text or ""))
+    fault = _fault_of(config) if config.has_environment else (lambda *_: "")
+    history = LedgerHistory(RUN, truth, lambda chunk: verdict(chunk.response_text or ""), fault)
     yield from history.read(read_transactions(fleet.run_dir / "ledger"))
     yield from _checkpoints(fleet.run_dir / "checkpoints")
     for row in fleet.updates():
@@ -75,12 +81,52 @@ def _truth(run_dir: Path) -> Callable[[TrajectoryChunk], bool]:
 
     def is_true(chunk: TrajectoryChunk) -> bool:
         response = np.concatenate([chunk.context_tokens, chunk.tokens])
-        length = lengths.draw(seed, chunk.trajectory)
-        expected = words.tokens(seed, chunk.trajectory, 0, response.size, length=length)
-        is_over = response.size in (length, config.generation.max_response_tokens)
-        return np.array_equal(response, expected) and chunk.finish_reason.is_final == is_over
+        length = 0
+        for begin, end in _turns(chunk):
+            length = lengths.end_after(seed, chunk.trajectory, begin)
+            if not np.array_equal(response[begin:end], words.tokens(seed, chunk.trajectory, begin, end, length=length)):
+                return False
+        is_over = chunk.is_opening or response.size in (length, config.generation.max_response_tokens)
+        return (chunk.finish_reason.is_final or chunk.finish_reason is FinishReason.TURN) == is_over
 
     return is_true
+
+
+def _turns(chunk: TrajectoryChunk) -> list[tuple[int, int]]:
+    """Return where the model's turns begin and end, in the chunk's context and tokens."""
+    spans = chunk.given_spans
+    begins = [0, *(span.start + span.num_tokens for span in spans)]
+    ends = [*(span.start for span in spans), chunk.context_tokens.size + chunk.tokens.size]
+    return list(zip(begins, ends, strict=True))
+
+
+def _fault_of(config: RunConfig) -> Callable[[TrajectoryChunk, Turn], str]:
+    """Return what repeats the drill's environment on stored tokens."""
+    tokenizer = load_text_tokenizer(config.model.path)
+    stops = end_tokens(config.model.path, tokenizer, config.generation.stop_token_ids)
+    chat = ChatFormat(tokenizer, model_ends(config.model.path, tokenizer), keep_thinking=False)
+
+    def fault(chunk: TrajectoryChunk, turn: Turn) -> str:
+        game, spans = Game(), chunk.given_spans
+        opening = game.reset({"prompt_id": chunk.prompt.prompt_id})
+        if chunk.is_opening:
+            return "" if opening in turn.text else f"begins with {turn.text!r}"
+        if spans and spans[0].start == 0:
+            # a sequence in place of another, which this chunk does not have
+            return ""
+        response = np.concatenate([chunk.context_tokens, chunk.tokens]).tolist()
+        told = [tokenizer.decode(response[span.start : span.start + span.num_tokens]) for span in spans]
+        step = Step()
+        for (begin, end), text in zip(_turns(chunk), [*told, turn.text], strict=True):
+            if turn.is_done and end == len(response) and (turn.is_truncated or response[-1] not in stops):
+                return f"was truncated with accuracy {turn.accuracy}" if turn.accuracy else ""
+            step = game.answer(chat.parse(response[begin:end]).message["content"])
+            if not step.done and str(step.messages) not in text:
+                return f"was answered {text!r}, expected {step.messages!r}"
+        is_true = (turn.is_done, turn.accuracy) == (step.done, step.accuracy)
+        return "" if is_true else f"ended as {turn.is_done}, {turn.accuracy}; expected {step.done}, {step.accuracy}"
+
+    return fault
 
 
 def _checkpoints(folder: Path) -> Iterator[Event]:

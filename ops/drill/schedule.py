@@ -20,6 +20,10 @@ class FaultKind(StrEnum):
     """SIGKILL while responses wait for it"""
     KILL_REFERENCE = "kill reference"
     KILL_VALUE = "kill value"
+    KILL_ENVIRONMENT = "kill environment"
+    """SIGKILL while turns wait for it"""
+    SCALE_ENVIRONMENT = "scale environment"
+    """one more environment worker, which is drained later, or one less, which is started later"""
     KILL_LEARNER_CLAIMED = "kill learner: claimed"
     """SIGKILL between a claim and its step"""
     KILL_LEARNER_PUBLISHED = "kill learner: published"
@@ -186,6 +190,15 @@ _NOT_IN_LONG = frozenset(
 """Kinds that need another fleet than the rest: over tcp, with a critic, other settings, or a small memory."""
 
 
+OF_ENVIRONMENT = frozenset({FaultKind.KILL_ENVIRONMENT, FaultKind.SCALE_ENVIRONMENT})
+KINDS = tuple(kind for kind in FaultKind if kind not in OF_ENVIRONMENT)
+"""Kinds for a fleet without an environment."""
+ENVIRONMENT_KINDS = tuple(
+    kind for kind in FaultKind if kind not in (FaultKind.KILL_VALUE, FaultKind.SLOW_VERDICTS, FaultKind.LATE_VERDICTS)
+)
+"""Kinds for a fleet with one: it has no verifier, and no critic."""
+
+
 def traits(kind: FaultKind) -> Traits:
     return _TRAITS.get(kind, _PLAIN)
 
@@ -229,7 +242,7 @@ class Plan:
         return _UPDATES_AROUND + of_rounds + math.ceil(lasting / step_s)
 
 
-def plan(seed: int, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Plan:
+def plan(seed: int, kinds: Sequence[FaultKind] = KINDS) -> Plan:
     """Return the plan of a seed. Consecutive seeds go through ``kinds`` in turn, so len(kinds) of them have every
     kind."""
     rng = random.Random(seed)
@@ -253,7 +266,7 @@ def long_plan(seed: int, minutes: float, step_s: float = LONG_STEP_S) -> Plan:
     """Return a plan of single faults, two a minute, the kinds in turn, for a fleet with updates of ``step_s``.
     Kinds that need their own fleet are left out."""
     rng = random.Random(f"soak/{seed}")
-    kinds = [kind for kind in FaultKind if kind not in _NOT_IN_LONG]
+    kinds = [kind for kind in KINDS if kind not in _NOT_IN_LONG]
     rounds: list[tuple[PlannedFault, ...]] = []
     turn: list[FaultKind] = []
     for _ in range(math.ceil(_FAULTS_A_MINUTE * minutes)):

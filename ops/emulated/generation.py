@@ -193,7 +193,7 @@ class EmulatedEngine:
                 # the last token is decoded, not prefilled
                 self._num_prefill_tokens += context.size - 1
             start = request.response_tokens.size
-            length = max(start + 1, self._lengths.draw(request.seed, name))
+            length = self._lengths.end_after(request.seed, name, start)
             end = min(start + request.window_tokens, request.max_response_tokens)
             if self._tokens.stop is not None:
                 end = min(end, length)

@@ -42,8 +42,17 @@ class LengthLaw:
 
     def draw(self, seed: int, trajectory: TrajectoryId) -> int:
         """Return a trajectory's length in tokens, including its stop token; at least 1."""
-        key = stream_key(seed, trajectory) ^ _LENGTH_STREAM
-        return max(1, math.ceil(self.quantile(float(uniforms(np.array([key], np.uint64), np.zeros(1, np.int64))[0]))))
+        return self.end_after(seed, trajectory, 0)
+
+    def end_after(self, seed: int, trajectory: TrajectoryId, start: int) -> int:
+        """Return where the turn that goes on at position ``start`` ends. The lengths of a trajectory's turns are drawn
+        one after the other, and what an environment says takes the place of what they would have sampled."""
+        key = np.array([stream_key(seed, trajectory) ^ _LENGTH_STREAM], np.uint64)
+        end = turn = 0
+        while end <= start:
+            end += max(1, math.ceil(self.quantile(float(uniforms(key, np.array([turn]))[0]))))
+            turn += 1
+        return end
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from ops.drill.fleet import DrillFleet
 from ops.drill.ledger_history import LedgerHistory
 from ops.drill.leftovers import leftovers
 from ops.drill.record import crashes, servers
-from ops.drill.schedule import ASKED, WIRE, FaultKind, long_plan, plan, traits
+from ops.drill.schedule import ASKED, ENVIRONMENT_KINDS, KINDS, WIRE, FaultKind, long_plan, plan, traits
 from ops.drill.truth import TRUTHS, Struck, ask_until_named
 from ops.drill.witness import Witness, servers_of
 from ops.emulated.journal import SamplingJournal, read_journal
@@ -68,8 +68,9 @@ def test_a_seed_always_makes_the_same_plan_and_others_make_others() -> None:
 
 
 def test_seeds_in_a_row_go_through_every_kind_of_fault_and_every_algorithm() -> None:
-    plans = [plan(seed) for seed in range(len(FaultKind))]
-    assert frozenset().union(*(each.kinds for each in plans)) == frozenset(FaultKind)
+    for kinds in (KINDS, ENVIRONMENT_KINDS):
+        plans = [plan(seed, kinds) for seed in range(len(kinds))]
+        assert frozenset().union(*(each.kinds for each in plans)) == frozenset(kinds)
     assert {each.algorithm for each in plans} == {"dapo", "tppo", "vapo"}
     assert all(each.algorithm != "dapo" for each in plans if FaultKind.KILL_VALUE in each.kinds)
 
@@ -86,7 +87,7 @@ def test_a_run_is_longer_than_its_faults() -> None:
 def test_half_an_hour_has_sixty_single_faults_and_each_kind_once_before_one_comes_twice() -> None:
     each = long_plan(0, 30.0)
     kinds = Counter(fault.kind for (fault,) in each.rounds)
-    assert sum(kinds.values()) == 60 and len(kinds) == len(FaultKind) - 5
+    assert sum(kinds.values()) == 60 and len(kinds) == len(KINDS) - 5
     assert max(kinds.values()) - min(kinds.values()) == 1
     assert each == long_plan(0, 30.0) != long_plan(1, 30.0)
     assert 30 * 60 <= each.num_updates(1.0) <= 40 * 60
