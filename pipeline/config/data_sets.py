@@ -23,6 +23,8 @@ SHAPING: Final = {
 that switches it off."""
 HUB_PREFIX = "hf://datasets/"
 GENERATED_PREFIX = "reasoning-gym://"
+GENERATED_VERIFIER = GENERATED_PREFIX.removesuffix("://")
+"""Scores the rows of generated sets. It evaluates parts of some rows and answers as Python."""
 
 
 def _data_path(given: Any) -> Path | str:

@@ -7,6 +7,7 @@ refused. The sections are in ``training``, ``runtime``, ``data_sets``, ``rewards
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from pipeline.config.cross_checks import (
     check_recorded,
     check_sampling,
 )
-from pipeline.config.data_sets import EvaluationSection
+from pipeline.config.data_sets import GENERATED_PREFIX, GENERATED_VERIFIER, EvaluationSection
 from pipeline.config.import_path import is_import_path
 from pipeline.config.learning import rate_phases
 from pipeline.config.operations import (
@@ -124,11 +125,19 @@ class RunConfig(Section):
                 *((self.data.response_verifier,) if self.data.responses else ()),
                 *of_sets,
                 *self.reward.verifiers,
+                *((GENERATED_VERIFIER,) if self.has_generated_data else ()),
                 *functions,
                 *((judgments,) if is_import_path(judgments) else ()),
                 *endpoint_verifiers(self.reward.endpoints),
             )
         )
+
+    @property
+    def has_generated_data(self) -> bool:
+        """Whether questions come from reasoning-gym."""
+        of_sets = (*(one.train for one in self.data.sets), *(one.files for one in self.evaluation.sets))
+        entries = chain(self.data.train, self.data.evaluation, *of_sets)
+        return any(str(entry).startswith(GENERATED_PREFIX) for entry in entries)
 
     @property
     def has_evaluation(self) -> bool:

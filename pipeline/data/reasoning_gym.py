@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl, urlencode
 
-from pipeline.config.data_sets import GENERATED_PREFIX
+from pipeline.config.data_sets import GENERATED_PREFIX, GENERATED_VERIFIER
 from pipeline.config.import_path import import_extra
 from pipeline.rewards.verifier import Response, Verdict, VerifierOutcome
 from protocol import headrace
 from protocol.errors import ConfigError, DataError
 
-NAME: Final = "reasoning-gym"
-"""Of the package, its extra and the verifier."""
+NAME: Final = GENERATED_VERIFIER
+"""Of the package and its extra, too."""
 _URL: Final = re.compile(
     re.escape(GENERATED_PREFIX) + r"(?P<name>\w+)(?:@(?P<version>[^?#/]+))?(?:\?(?P<query>[^#]*))?"
 )

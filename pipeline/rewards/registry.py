@@ -10,6 +10,7 @@ import sys
 from collections.abc import Container
 from dataclasses import dataclass
 
+from pipeline.config.data_sets import GENERATED_VERIFIER
 from pipeline.config.import_path import import_object, is_import_path
 from pipeline.rewards.signature import RewardFunction
 from protocol.errors import ConfigError
@@ -39,11 +40,11 @@ BY_MODEL = frozenset({"reward_model", "reward_model_sigmoid"})
 
 ENDPOINT = "endpoint/"
 """Prefix of the names of endpoints."""
-_RUN_PROGRAMS = frozenset({"code", "code_share"})
-"""Verifiers that run programs and tests, which the data alone must not choose."""
+_RUN_PROGRAMS = frozenset({"code", "code_share", GENERATED_VERIFIER})
+"""Verifiers that run what a line or an answer says, which the data alone must not choose."""
 RECORDED = "recorded"
 """The verifier for response files, whose lines have the verdict."""
-_ANSWERLESS = BY_MODEL | _RUN_PROGRAMS | {RECORDED, "reasoning-gym"}
+_ANSWERLESS = BY_MODEL | _RUN_PROGRAMS | {RECORDED}
 
 _SPECS: dict[str, VerifierSpec] = {}
 _JUDGMENTS = {
@@ -119,7 +120,7 @@ def resolve_named(name: str, configured: Container[str]) -> VerifierSpec:
         )
     if name in _RUN_PROGRAMS and name not in configured:
         raise ConfigError(
-            f"verifier {name!r} runs tests from the data as code, so a data line may not choose it: if you trust "
+            f"verifier {name!r} runs texts of the data as code, so a data line may not choose it: if you trust "
             f"the data, set data.verifier to it, or add it to reward.verifiers"
         )
     if name not in _SPECS and name not in configured:
@@ -156,4 +157,4 @@ register(RECORDED, "pipeline.rewards.recorded:verify", sandboxed=False)
 register("code", "pipeline.rewards.programs:verify", sound=True)
 register("code_share", "pipeline.rewards.programs:verify_share", sound=True)
 # its module also generates the data
-register("reasoning-gym", "pipeline.data.reasoning_gym:verify")
+register(GENERATED_VERIFIER, "pipeline.data.reasoning_gym:verify")

@@ -10,12 +10,15 @@ import pytest
 
 from pipeline.config.import_path import import_extra
 from pipeline.config.load import load_config
+from pipeline.config.schema import RunConfig
 from pipeline.data import reasoning_gym
 from pipeline.data.places import local_file, pin_data, pin_url
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.rewards.pool import VerifierPool
+from pipeline.rewards.registry import resolve_named
 from pipeline.rewards.verifier import Response, Verdict
+from pipeline.supervisor.joining.manifest import make_manifest
 from protocol.errors import ConfigError, DataError
 from protocol.trajectory import Prompt
 from tests.bridges.packages import needs
@@ -58,7 +61,7 @@ async def test_one_line_of_data_gives_the_packages_questions_and_its_scores(tmp_
 
     texts = [f"<answer>0</answer> no: <answer> {prompts[0].answer} </answer>", f"<think>0</think> {prompts[0].answer}"]
     texts += ["<answer>12345678</answer>", f"I say {prompts[0].answer}", ""]
-    async with VerifierPool(config.reward) as pool:
+    async with VerifierPool(config.reward, configured=config.verifier_paths) as pool:
         found = await pool.score([response(prompts[0], text) for text in texts])
     scores = [verdict.accuracy for verdict in found if isinstance(verdict, Verdict)]
     assert scores[:3] == [1.0, 1.0, 0.0]
@@ -85,6 +88,23 @@ def test_a_question_is_scored_from_its_row_as_the_package_scores_its_entry(name:
                 expected = 0.0
             assert verdict.accuracy == expected
             assert answer != entry["answer"] or verdict.accuracy == 1.0
+
+
+def test_a_joined_host_may_score_its_questions_and_other_data_may_not_name_the_verifier(tmp_path: Path) -> None:
+    settings = [f"model.path={write_byte_tokenizer(tmp_path)}", "run.name=test"]
+    run = pin_data(load_config([], [*settings, f"data.train=['{SUMS}']"]))
+    manifest, served = make_manifest(run)
+    assert [path.name for path in served.values() if path.suffix == ".jsonl"] == ["chain_sum.jsonl"]
+    there = RunConfig.model_validate(manifest.settings)
+    assert not there.has_generated_data
+    assert resolve_named("reasoning-gym", there.verifier_paths).name == "reasoning-gym"
+    row = local_file(run.data.train[0]).read_text().partition("\n")[0]
+    (tmp_path / "own.jsonl").write_text(row + "\n")
+    other = load_config([], [*settings, f"data.train=['{tmp_path / 'own.jsonl'}']"])
+    with pytest.raises(
+        ConfigError, match="'reasoning-gym' runs texts of the data as code, so a data line may not choose"
+    ):
+        PromptSource(other, load_text_tokenizer(tmp_path))
 
 
 def test_the_same_url_is_the_same_rows_in_every_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

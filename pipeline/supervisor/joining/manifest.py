@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from pipeline.config.cross_checks import SEARCH
+from pipeline.config.data_sets import GENERATED_VERIFIER
 from pipeline.config.public import kept_settings
 from pipeline.config.schema import RunConfig
 from pipeline.data.places import local_file
@@ -129,6 +130,9 @@ def make_manifest(config: RunConfig) -> tuple[Manifest, dict[str, Path]]:
         places.append(setting)
         needed.extend(files)
 
+    if config.has_generated_data:
+        # of which the places below say nothing
+        settings["reward"]["verifiers"] = [*config.reward.verifiers, GENERATED_VERIFIER]
     for setting, entry in _prompt_files(config):
         path = local_file(entry)
         place = f"data/{'-'.join(map(str, setting[1:]))}/{path.name}"

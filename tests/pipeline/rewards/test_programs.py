@@ -12,7 +12,9 @@ import pytest
 
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.programs import verify, verify_share
+from pipeline.rewards.registry import resolve_named
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
+from protocol.errors import ConfigError
 from tests.pipeline.rewards.test_pool import Limits, until_gone
 
 CODE = frozenset({"code"})
@@ -135,6 +137,10 @@ async def test_data_alone_never_has_its_tests_run_as_code(tmp_path: Path) -> Non
     assert isinstance(outcome, VerifierFailure)
     assert "a data line may not choose it" in outcome.error
     assert not ran.exists()
+    with pytest.raises(
+        ConfigError, match="'reasoning-gym' runs texts of the data as code, so a data line may not choose"
+    ):
+        resolve_named("reasoning-gym", frozenset({"arithmetic"}))
 
 
 DAEMON = (
