@@ -81,6 +81,18 @@ def asking():
     return Asking(dataset=Dataset.from_list(ROWS), rubric=rubric(), max_turns=3)
 
 
+class Forgetful(Asking):
+    """Shows only the last turn."""
+
+    async def get_prompt_messages(self, state):
+        messages = await super().get_prompt_messages(state)
+        return messages if len(messages) < 3 else [messages[0], messages[-1]]
+
+
+def forgetful():
+    return Forgetful(dataset=Dataset.from_list(ROWS), rubric=rubric(), max_turns=3)
+
+
 def add(a: int, b: int) -> int:
     """Add two numbers.
 
@@ -189,6 +201,15 @@ async def test_conversation_and_reward_are_those_of_the_packages_own_rollout(
     name: str, index: int, turns: list[dict[str, Any]]
 ) -> None:
     assert await ours(name, index, turns) == await theirs(name, index, turns)
+
+
+async def test_a_prompt_that_leaves_earlier_turns_out_begins_a_new_conversation() -> None:
+    environment = made("forgetful")
+    first = await environment.reset({"index": 1})
+    steps = [checked_step(await environment.step({"content": text}), "step") for text in ("1", "7", "2")]
+    assert [step.restarts for step in steps] == [True, True, False]
+    assert steps[1].messages == [*first, {"role": "user", "content": "12: lower"}]
+    assert (steps[2].done, steps[2].accuracy) == (True, 1.0)
 
 
 async def test_a_final_answer_of_the_environment_ends_the_episode() -> None:

@@ -67,12 +67,9 @@ class VerifiersV0Environment:
             asked = await self._prompt()
             if self._state.get("final_env_response") is not None:
                 continue
-            if asked[: len(said)] != said:
-                raise EnvironmentFailed(
-                    f"{self._what} changes earlier turns (get_prompt_messages); expected that a conversation only grows"
-                )
             self._asked = asked
-            return Step(list(map(_plain, asked[len(said) :])))
+            grows = asked[: len(said)] == said
+            return Step(list(map(_plain, asked[len(said) :] if grows else asked)), restarts=not grows)
         return await self._scored()
 
     async def close(self) -> None:
