@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from ops.drill.append_only import read_transactions
@@ -111,7 +112,7 @@ def _fault_of(config: RunConfig) -> Callable[[TrajectoryChunk, Turn], str]:
         opening = game.reset({"prompt_id": chunk.prompt.prompt_id})
         if chunk.is_opening:
             return "" if opening in turn.text else f"begins with {turn.text!r}"
-        if spans and spans[0].start == 0:
+        if not isinstance(chunk.asked, msgspec.UnsetType) and chunk.asked.sequence:
             # a sequence in place of another, which this chunk does not have
             return ""
         response = np.concatenate([chunk.context_tokens, chunk.tokens]).tolist()

@@ -71,13 +71,13 @@ def run_fleet(overrides: Sequence[str], name: str, work: Path, *, seed: int, num
     """Train with emulated models to the end; return the configuration. Removes an earlier run of the same name and
     seed in ``work``. Raises DataError if the run fails."""
     overrides = [
-        *overrides,
         f"model.path={prepare_model(work / 'model')}",
         f'data.train=["{prepare_data(work / "data")}"]',
         f"run.name={name}-{seed}",
         f"run.dir={work}",
         f"run.seed={seed}",
         f"run.num_updates={num_updates}",
+        *overrides,
     ]
     config = resolve_paths(load_config([CONFIG], overrides))
     shutil.rmtree(config.run_dir, ignore_errors=True)
@@ -135,12 +135,11 @@ def draws(config: RunConfig) -> list[int]:
     ]
 
 
-def prepare_model(folder: Path) -> Path:
-    """Copy the demo's model folder, with room for long responses."""
+def prepare_model(folder: Path, source: Path = Path("ops/demo/tiny_model")) -> Path:
+    """Copy a demo's model folder, with room for long responses."""
     folder.mkdir(parents=True, exist_ok=True)
-    source = Path("ops/demo/tiny_model")
     for path in source.iterdir():
-        if path.suffix == ".json" and path.name != "config.json":
+        if path.suffix in (".json", ".jinja") and path.name != "config.json":
             shutil.copy(path, folder / path.name)
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config["max_position_embeddings"] = _POSITIONS

@@ -1,0 +1,223 @@
+"""Tools of 0.1 to 30 s: how busy generators stay, beside the best that the same draws allow, and with a barrier.
+
+    python -m ops.bench latency --rounds 3 --json bench-results/latency.json
+
+Real ledger, wire and environment worker around emulated engines. A trajectory has three turns; the tool takes a
+log-normal time after each, drawn from what the model said. All times are divided by ``SCALE``. The barrier is
+turn by turn: no trajectory of a batch goes on before the slowest tool of the batch has answered. *Use* is the tokens
+sampled in a second, of those that slots which are always full would sample."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import heapq
+import itertools
+import math
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import NormalDist, median
+from typing import TYPE_CHECKING, Any, Final
+
+from ops.bench.overlap.measure import prepare_model, run_fleet
+from ops.bench.table import provenance, show, write_json
+from ops.emulated.build import length_law, token_law
+from ops.emulated.settings import emulation_of
+from ops.ending import exit_code
+from pipeline.environments.contract import Step
+from pipeline.observability.fleet_history import fleet_history
+from pipeline.observability.history import HISTORY_NAME, UpdateRow, run_history
+from pipeline.process.progress_bar import tracked
+from protocol.ids import TrajectoryId
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
+
+SCALE: Final = 2.0
+MEDIAN_S, SIGMA, LEAST_S, MOST_S = 1.5, 1.2, 0.1, 30.0
+TURNS: Final = 3
+_BATCH: Final = 32
+_SAYS: Final = "0"
+_OVERRIDES: Final = (
+    "environment.path=ops.bench.latency:SlowTool",
+    "environment.timeout_s=240",
+    f"algorithm.groups_per_update={_BATCH}",
+    "generation.num_slots=8",
+    "generation.window_tokens=256",
+    "generation.max_response_tokens=900",
+    "engines.settings.median_tokens=48",
+    "engines.settings.tail=0.5",
+    "engines.settings.decode_base_s=16e-3",
+    "engines.settings.decode_slot_s=0",
+    "engines.settings.prefill_token_s=0",
+    "engines.settings.step_s=0.4",
+    "fleet.generator=2",
+    "fleet.reference=0",
+    "reference.always=false",
+)
+SCENARIOS: Final = {
+    "turns on their own (eta 4)": (4, 20, ()),
+    "a barrier after each turn (eta 0)": (0, 6, (f"environment.arguments={{barrier={_BATCH}}}",)),
+}
+"""Staleness, updates and further overrides. The first eta + 1 updates are warm-up."""
+
+
+def latency_s(said: str) -> float:
+    """Return the seconds that the tool takes for these words."""
+    u = (int.from_bytes(hashlib.blake2b(said.encode(), digest_size=6).digest()) + 0.5) / 2.0**48
+    return min(MOST_S, max(LEAST_S, MEDIAN_S * math.exp(SIGMA * NormalDist().inv_cdf(u)))) / SCALE
+
+
+class SlowTool:
+    _arrived: list[int] = [0] * TURNS
+    _gates: list[asyncio.Event] = [asyncio.Event() for _ in range(TURNS)]  # noqa: RUF012
+
+    def __init__(self, barrier: int = 0) -> None:
+        """``barrier``: how many trajectories must have come as far before one goes on."""
+        self._barrier, self._turn = barrier, 0
+
+    def reset(self, row: dict[str, Any]) -> str:
+        return "Go."
+
+    async def step(self, message: dict[str, Any]) -> Step:
+        await asyncio.sleep(latency_s(message["content"]))
+        if self._barrier:
+            await self._meet()
+        self._turn += 1
+        right = float(len(message["content"]) % 2)
+        return Step(reward=right, accuracy=right, done=True) if self._turn == TURNS else Step(_SAYS)
+
+    async def _meet(self) -> None:
+        gate = self._gates[self._turn]
+        self._arrived[self._turn] += 1
+        if self._arrived[self._turn] == self._barrier:
+            self._arrived[self._turn], self._gates[self._turn] = 0, asyncio.Event()
+            gate.set()
+        await gate.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    scenario: str
+    seed: int
+    use: float
+    ideal_use: float
+    """Of the same draws without a barrier."""
+    update_s: float
+    tokens_per_s: float
+
+
+def measure(name: str, work: Path, seed: int) -> Measured:
+    eta, num_updates, further = SCENARIOS[name]
+    model = prepare_model(work / "tools_model", Path("ops/demo/tools_model"))
+    overrides = (*_OVERRIDES, f"model.path={model}", f"staleness.eta={eta}", *further)
+    config = run_fleet(overrides, f"latency-{eta}", work, seed=seed, num_updates=num_updates)
+    rows = [row for row in run_history(config.run_dir / HISTORY_NAME).read_strictly() if isinstance(row, UpdateRow)]
+    begin_s, end_s = rows[eta].at_s, rows[-1].at_s
+    within = [row for row in fleet_history(config.run_dir).read_strictly() if begin_s <= row.at_s <= end_s]
+    tokens = within[-1].num_tokens_generated - within[0].num_tokens_generated
+    tokens_per_s = tokens / (within[-1].at_s - within[0].at_s)
+    update_s = (end_s - begin_s) / (num_updates - eta - 1)
+    return Measured(name, seed, tokens_per_s / _full(config), ideal_use(config), update_s, tokens_per_s)
+
+
+def _full(config: RunConfig) -> float:
+    """Return how many tokens a second slots sample that are always full."""
+    return config.fleet.generator * config.generation.num_slots / emulation_of(config).decode_base_s
+
+
+def ideal_use(config: RunConfig) -> float:
+    """Play the run without any cost but decoding, tools and steps: each slot takes the turn that has waited longest,
+    and credit admits trajectories in order."""
+    settings, batch, eta = emulation_of(config), config.algorithm.groups_per_update, config.staleness.eta
+    num_free = config.fleet.generator * config.generation.num_slots
+    trajectories = _trajectories(config)
+    ready: deque[list[tuple[int, float]]] = deque()
+    events: list[tuple[float, int, str, list[tuple[int, float]]]] = []
+    number = itertools.count()
+    now_s = begin_s = 0.0
+    admitted = version = num_done = num_tokens = 0
+    is_stepping = False
+
+    def after(seconds: float, what: str, turns: Sequence[tuple[int, float]] = ()) -> None:
+        heapq.heappush(events, (now_s + seconds, next(number), what, list(turns)))
+
+    while version < config.run.num_updates:
+        while admitted < (eta + 1 + version) * batch:
+            ready.append(next(trajectories))
+            admitted += 1
+        if num_done >= batch and not is_stepping:
+            num_done, is_stepping = num_done - batch, True
+            after(settings.step_s, "stepped")
+        while ready and num_free:
+            turns = ready.popleft()
+            num_free -= 1
+            after(turns[0][0] * settings.decode_base_s, "sampled", turns)
+        now_s, _, what, turns = heapq.heappop(events)
+        if what == "sampled":
+            num_free += 1
+            num_tokens += turns[0][0] if version > eta else 0
+            after(turns[0][1], "answered", turns[1:])
+        elif what == "stepped":
+            version, is_stepping = version + 1, False
+            begin_s = now_s if version == eta + 1 else begin_s
+        elif turns:
+            ready.append(turns)
+        else:
+            num_done += 1
+    return num_tokens / (now_s - begin_s) / _full(config)
+
+
+def _trajectories(config: RunConfig) -> Iterator[list[tuple[int, float]]]:
+    """Yield each trajectory's turns, as tokens and the tool's seconds, in order of admission."""
+    from pipeline.data.end_tokens import model_ends
+    from pipeline.data.tokenizer import load_text_tokenizer
+    from pipeline.environments.conversation import ChatFormat
+
+    tokenizer, seed = load_text_tokenizer(config.model.path), config.run.seed
+    chat = ChatFormat(tokenizer, model_ends(config.model.path, tokenizer), keep_thinking=False)
+    lengths, words = length_law(emulation_of(config)), token_law(config, tokenizer)
+    spoken = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "1"}]
+    given = chat.following(spoken, [{"role": "user", "content": _SAYS}], last_token=words.stop).tokens
+    for group in range(1 << 30):
+        trajectory, begin = TrajectoryId("t", group, 0), 0
+        turns: list[tuple[int, float]] = []
+        for _ in range(TURNS):
+            end = lengths.end_after(seed, trajectory, begin)
+            tokens = words.tokens(seed, trajectory, begin, end, length=end).tolist()
+            turns.append((end - begin, latency_s(chat.parse(tokens).message["content"])))
+            begin = end + len(given)
+        yield turns
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m ops.bench latency", description="Slow tools, with and without a barrier."
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="rounds, each with its own seed (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first round (default: %(default)s)")
+    parser.add_argument("--work", type=Path, default=Path("bench-results/latency"), help="(default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    options = parser.parse_args(arguments)
+    runs: list[Measured] = []
+    for seed in tracked(range(options.seed, options.seed + options.rounds), "latency", "rounds"):
+        for name in SCENARIOS:
+            runs.append(measure(name, options.work, seed))
+            print(runs[-1], flush=True)
+    columns = ("", "use", "ideal", "share of ideal", "s/update", "tokens/s")
+    rows: list[Sequence[object]] = []
+    for name in SCENARIOS:
+        of = [run for run in runs if run.scenario == name]
+        figures = [(run.use, run.ideal_use, run.use / run.ideal_use, run.update_s, run.tokens_per_s) for run in of]
+        rows.append((name, *(median(column) for column in zip(*figures, strict=True))))
+    show(f"tools of {LEAST_S:g} to {MOST_S:g} s, times / {SCALE:g}", columns, rows)
+    if options.json:
+        write_json(options.json, provenance("latency", arguments) | {"runs": [asdict(run) for run in runs]})
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

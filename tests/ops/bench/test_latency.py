@@ -1,0 +1,55 @@
+"""The bound that the benchmark of slow tools compares with, and its barrier."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ops.bench import latency
+from ops.bench.latency import LEAST_S, MOST_S, SCALE, TURNS, SlowTool, ideal_use, latency_s
+from pipeline.config.load import load_config
+from pipeline.config.schema import RunConfig
+
+ROOT = Path(__file__).parents[3]
+
+
+def config(eta: int) -> RunConfig:
+    own = (*latency._OVERRIDES, "model.path=ops/demo/tools_model", "run.num_updates=12", f"staleness.eta={eta}")
+    return load_config([ROOT / "configs" / "overlap.toml"], own)
+
+
+def test_a_tool_takes_the_same_time_for_the_same_words_within_its_bounds() -> None:
+    found = [latency_s(str(number)) for number in range(2_000)]
+    assert found == [latency_s(str(number)) for number in range(2_000)]
+    assert min(found) >= LEAST_S / SCALE and max(found) <= MOST_S / SCALE
+    assert sorted(found)[1_000] == pytest.approx(latency.MEDIAN_S / SCALE, rel=0.1)
+
+
+def test_the_bound_is_full_slots_without_a_tool_and_less_the_longer_it_takes_or_the_less_may_run_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = [ideal_use(config(eta)) for eta in (0, 4)]
+    assert slow[0] < 0.5 < slow[1] <= 1.02
+    monkeypatch.setattr(latency, "latency_s", lambda _: 0.0)
+    at_once = [ideal_use(config(eta)) for eta in (0, 4)]
+    assert at_once[1] == pytest.approx(1.0, abs=0.03)
+    assert slow[0] < at_once[0] < at_once[1]
+
+
+async def test_behind_the_barrier_nobody_goes_on_before_the_last_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency, "latency_s", float)
+    tools = [SlowTool(barrier=3) for _ in range(3)]
+    ended: list[str] = []
+
+    async def play(tool: SlowTool, seconds: str) -> None:
+        for turn in range(TURNS):
+            step = await tool.step({"role": "assistant", "content": seconds})
+            ended.append(f"{turn}")
+            assert step.done == (turn == TURNS - 1)
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        for tool, seconds in zip(tools, ("0", "0.01", "0.1"), strict=True):
+            tasks.create_task(play(tool, seconds))
+    assert ended == sorted(ended), "in step"
