@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from pipeline.config.cross_checks import BUILT_IN_ENVIRONMENTS, TOOLS
 from pipeline.config.ledger_spec import ledger_spec
 from pipeline.config.operations import REWARDS
 from pipeline.config.rewards import EnvironmentSection
@@ -25,6 +26,7 @@ from pipeline.data.guided_prompts import GuidedPrompts
 from pipeline.data.prompt_form import conversation_tokens
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
+from pipeline.environments.host import EpisodeCall
 from pipeline.environments.processes import EnvironmentPool
 from pipeline.files.code_copies import checked_code
 from pipeline.ledger.redis.client import connect
@@ -57,7 +59,7 @@ from pipeline.runtime.machine import this_machine
 from pipeline.runtime.tracing import check_tracing
 from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts, most_counts
 from protocol.endpoints import Endpoint
-from protocol.errors import ConfigError, DataError, LedgerRefused, LedgerUnavailable
+from protocol.errors import ConfigError, DataError, EnvironmentFailed, LedgerRefused, LedgerUnavailable
 from protocol.hosts import advertised, numeric, wants_ipv6
 from protocol.ids import Role
 
@@ -265,7 +267,9 @@ def _environment(subject: _Subject) -> list[CheckFinding]:
     section = subject.config.environment
     if not section.name or Role.ENVIRONMENT in subject.config.launch.elsewhere:
         return []
-    asyncio.run(_check_environment(section))
+    # one of another package begins an episode too: its rows have a seed or an index
+    is_other = section.path in BUILT_IN_ENVIRONMENTS and section.path != TOOLS
+    asyncio.run(_check_environment(section, subject.source.at(0).extra if is_other else None))
     with_network = "python" in section.tools and section.arguments.get("allow_network")
     risk = "; the model's programs may use the network (environment.arguments.allow_network)" if with_network else ""
     return [fine("environment", f"environment: {section.agent or section.path}{risk}")]
@@ -391,8 +395,8 @@ async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
     return judge_terms(terms, hide_password(url), num_workers=num_workers)
 
 
-async def _check_environment(section: EnvironmentSection) -> None:
-    """Load the class as an environment worker would. Raises ConfigError."""
+async def _check_environment(section: EnvironmentSection, row: dict[str, Any] | None) -> None:
+    """Load the class as an environment worker would, and begin an episode with a row. Raises ConfigError."""
     for folder in section.folders:
         if not folder.is_dir():
             raise ConfigError(f"environment.folders names {folder}, which is not a folder; correct or remove it")
@@ -401,8 +405,12 @@ async def _check_environment(section: EnvironmentSection) -> None:
         pool = EnvironmentPool(section, tasks.create_task)
         try:
             await pool.check()
+            if row is not None:
+                await pool.answer(EpisodeCall(number=0, episode="check", row=row))
         except ConfigError as error:
             failed = error
+        except EnvironmentFailed as error:
+            failed = ConfigError(f"a line of data.train cannot begin an episode of {section.path}: {error}")
         finally:
             await pool.aclose()
     if failed is not None:
