@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ops.bench import latency
-from ops.bench.latency import LEAST_S, MOST_S, SCALE, TURNS, SlowTool, ideal_use, latency_s
+from ops.bench.latency import LEAST_S, MOST_S, TURNS, SlowTool, ideal_use, latency_s
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
 
@@ -23,8 +23,8 @@ def config(eta: int) -> RunConfig:
 def test_a_tool_takes_the_same_time_for_the_same_words_within_its_bounds() -> None:
     found = [latency_s(str(number)) for number in range(2_000)]
     assert found == [latency_s(str(number)) for number in range(2_000)]
-    assert min(found) >= LEAST_S / SCALE and max(found) <= MOST_S / SCALE
-    assert sorted(found)[1_000] == pytest.approx(latency.MEDIAN_S / SCALE, rel=0.1)
+    assert min(found) >= LEAST_S and max(found) <= MOST_S
+    assert sorted(found)[1_000] == pytest.approx(latency.MEDIAN_S, rel=0.1)
 
 
 def test_the_bound_is_full_slots_without_a_tool_and_less_the_longer_it_takes_or_the_less_may_run_ahead(

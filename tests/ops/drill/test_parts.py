@@ -46,6 +46,7 @@ from ops.drill.witness import Witness, servers_of
 from ops.emulated.journal import SamplingJournal, read_journal
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.types import Claim
+from pipeline.process.descendants import WORKER_MARK, worker_mark
 from pipeline.runtime.registry.contract import RunState, RunStatus, WeightsAnnouncement
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
@@ -288,6 +289,16 @@ def test_a_servers_log_tells_which_process_wrote_it_children_aside(tmp_path: Pat
     ]
     log.write_text("\n".join([*lines, "9:M 22 Nov 2026 08:23:0.0 * Ready", "7:M 22 Nov 2026 08:24:0.0 # again"]))
     assert list(servers(log)) == [ServerLogged(7), ServerLogged(9), ServerLogged(7)]
+
+
+def test_what_a_worker_of_the_run_has_started_is_found_by_its_mark(tmp_path: Path) -> None:
+    environment = {**os.environ, WORKER_MARK: worker_mark(tmp_path / "run", "environment-0")}
+    with subprocess.Popen(["sleep", "600"], start_new_session=True, env=environment) as daemon:
+        try:
+            assert leftovers(tmp_path / "run") == [f"process {daemon.pid}: sleep 600"]
+            assert leftovers(tmp_path / "other") == []
+        finally:
+            daemon.kill()
 
 
 def test_everything_that_a_run_may_leave_is_found_and_its_files_are_not_called_that(tmp_path: Path) -> None:
