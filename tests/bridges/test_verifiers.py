@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline.config.rewards import EnvironmentSection
 from pipeline.environments.contract import Step, checked_messages, checked_step, load_environment
+from pipeline.environments.host import EpisodeCall
+from pipeline.environments.processes import EnvironmentPool
 from protocol.errors import ConfigError, EnvironmentFailed
 from tests.bridges.packages import needs
 
@@ -101,14 +105,14 @@ def made(name: str = "sums_taskset:Sums", **arguments: Any) -> Any:
 
 
 async def answered(environment: Any, index: int, text: str) -> Step:
-    checked_messages(environment.reset({"index": index}), "reset", opening=True)
+    checked_messages(await environment.reset({"index": index}), "reset", opening=True)
     return checked_step(await environment.step({"role": "assistant", "content": text}), "step")
 
 
 @pytest.mark.parametrize("name", ["sums_taskset:Sums", "sums-taskset"])
 async def test_an_answer_gets_the_weighted_sum_of_the_tasks_rewards(name: str) -> None:
     environment = made(name)
-    assert environment.reset({"index": 2}) == [
+    assert await environment.reset({"index": 2}) == [
         {"role": "system", "content": "Say the number."},
         {"role": "user", "content": "1 + 2 ="},
     ]
@@ -124,8 +128,23 @@ async def test_an_answer_gets_the_weighted_sum_of_the_tasks_rewards(name: str) -
 async def test_a_row_names_its_task_also_of_an_endless_taskset() -> None:
     environment = made("sums_taskset:Endless")
     for index in (40, 3, 41):
-        assert environment.reset({"index": index}) == [{"role": "user", "content": f"1 + {index} ="}]
+        assert await environment.reset({"index": index}) == [{"role": "user", "content": f"1 + {index} ="}]
         assert (await answered(environment, index, str(index + 1))).reward == 1.5
+
+
+async def test_many_episodes_begin_at_once_each_with_its_own_task(tmp_path: Path) -> None:
+    section = EnvironmentSection(path="verifiers", arguments={"taskset": "sums_taskset:Endless"}, folders=(tmp_path,))
+    async with asyncio.TaskGroup() as tasks:
+        pool = EnvironmentPool(section, tasks.create_task)
+        try:
+            calls = [
+                EpisodeCall(number=0, episode=f"t.{index}.0", row={"index": index}) for index in range(0, 4000, 50)
+            ]
+            replies = [tasks.create_task(pool.answer(call)) for call in calls]
+            told = [(await reply).messages[0]["content"] for reply in replies]
+        finally:
+            await pool.aclose()
+    assert told == [f"1 + {index} =" for index in range(0, 4000, 50)]
 
 
 async def test_a_reward_that_raises_is_a_failure_and_no_score() -> None:
@@ -141,9 +160,9 @@ async def test_a_reward_that_raises_is_a_failure_and_no_score() -> None:
         ("Opened", "SumTask", r"no prompt: its user opens the conversation"),
     ],
 )
-def test_a_task_that_needs_more_than_an_answer_is_refused(name: str, kind: str, need: str) -> None:
+async def test_a_task_that_needs_more_than_an_answer_is_refused(name: str, kind: str, need: str) -> None:
     with pytest.raises(EnvironmentFailed, match=rf"task 0 has {need}, which this environment does not have"):
-        made(f"sums_taskset:{name}", config={"kind": kind}).reset({"index": 0})
+        await made(f"sums_taskset:{name}", config={"kind": kind}).reset({"index": 0})
 
 
 @pytest.mark.parametrize(
@@ -154,9 +173,9 @@ def test_a_task_that_needs_more_than_an_answer_is_refused(name: str, kind: str, 
         ({"index": 3}, r"'sums_taskset:Sums' has 3 tasks; index is 3"),
     ],
 )
-def test_a_row_without_a_task_is_told(row: dict[str, Any], told: str) -> None:
+async def test_a_row_without_a_task_is_told(row: dict[str, Any], told: str) -> None:
     with pytest.raises(EnvironmentFailed, match=told):
-        made().reset(row)
+        await made().reset(row)
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,12 @@ class VerifiersEnvironment:
         self._tasks = _tasks_of(taskset, json.dumps(dict(config or {}), sort_keys=True))
         self._threshold = threshold
 
-    def reset(self, row: dict[str, Any]) -> list[ChatMessage]:
+    # async, so that only one at a time loads more tasks
+    async def reset(self, row: dict[str, Any]) -> list[ChatMessage]:
         self._task = self._tasks.at(index_of(row, "VerifiersEnvironment.reset", "the task's place in load()"))
+        return self._opening()
+
+    def _opening(self) -> list[ChatMessage]:
         data = self._task.data
         asked = data.prompt if isinstance(data.prompt, list) else [{"role": "user", "content": data.prompt}]
         opening = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
@@ -46,7 +50,7 @@ class VerifiersEnvironment:
         task = self._task
         known = traces.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
         answer = {name: message.get(name) for name in ("role", "content", "reasoning_content")}
-        said = [*self.reset({"index": task.data.idx}), answer]
+        said = [*self._opening(), answer]
         nodes = [
             MessageNode(parent=number - 1 if number else None, message=one, sampled=one is answer)
             for number, one in enumerate(said)
