@@ -12,6 +12,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import httpx2
+
 from ops.drill.verifier import verdict
 from pipeline.environments.contract import Step
 
@@ -50,6 +52,22 @@ class Game:
             right = verdict("\n".join(self._said))
             return Step(reward=right, accuracy=right, done=True)
         return Step(f"{int.from_bytes(_digest(self._said)):05d}")
+
+
+async def play(row: dict[str, Any], base_url: str, api_key: str) -> Step:
+    """The same as an agent that owns its loop: ``--set environment.path= --set environment.agent=ops.drill.game:play``."""
+    game = Game()
+    messages = [{"role": "user", "content": game.reset(row)}]
+    async with httpx2.AsyncClient(
+        base_url=base_url, headers={"authorization": f"Bearer {api_key}"}, timeout=600.0
+    ) as http:
+        while True:
+            answer = await http.post("/chat/completions", json={"model": "policy", "messages": messages})
+            said = answer.raise_for_status().json()["choices"][0]["message"]
+            step = await game.step(said)
+            if step.done:
+                return step
+            messages += [said, {"role": "user", "content": step.messages}]
 
 
 def _digest(said: list[str]) -> bytes:

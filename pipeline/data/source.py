@@ -222,6 +222,9 @@ class _Reader:
                     report.skip(taken.reason, where, taken.detail)
                     continue
                 own = columns.own(taken.columns if taken else row.columns)
+                if self._has_environment:
+                    # an environment takes columns by their names, also the one that holds the question
+                    own = {name: value for name, value in row.columns.items() if name != "prompt"} | own
                 line = parse_line(own, verifier, is_for_environment=self._has_environment)
                 if with_difficulty and isinstance(line, PromptLine):
                     line = self._if_in_range(line)

@@ -184,6 +184,7 @@ class Environment(ConcurrentScorer):
         episode = Episode(
             messages,
             reply.tools or (),
+            reward=reply.reward,
             state=reply.state,
             digest=reply.digest,
             is_verified=reply.is_verified,

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config.data_sets import EvaluationSection
+from pipeline.config.rewards import EnvironmentSection
 from pipeline.config.schema import RunConfig
 from pipeline.config.training import RewardSection
 from pipeline.data.places import pin_data
@@ -19,6 +20,7 @@ from pipeline.data.report import SkipReason
 from pipeline.data.source import HeldOutSource, PromptSource
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from protocol.errors import ConfigError, DataError
+from workers.scorers.environment import row_of
 
 
 @pytest.fixture(scope="session")
@@ -403,3 +405,17 @@ def test_equal_held_out_prompts_have_one_digest_wherever_they_lie(tmp_path: Path
     assert digest("one.jsonl", *rows) == digest("two.jsonl", *rows)
     assert digest("three.jsonl", rows[0], rows[1] | {"answer": "3"}) != digest("one.jsonl", *rows)
     assert digest("four.jsonl", *reversed(rows)) != digest("one.jsonl", *rows), "places count"
+
+
+def test_an_environment_gets_every_column_by_its_name_also_those_that_are_prompt_and_answer(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    rows = [{"question": "2+3", "solution": "5", "level": 1}, {"prompt": "2+3=", "answer": 5}, {"secret": 8}]
+    files = [write(tmp_path / f"{number}.jsonl", [row]) for number, row in enumerate(rows)]
+    section = EnvironmentSection(path="mine:Class")
+    run = config(*files, shuffle=False).model_copy(update={"environment": section})
+    source = PromptSource(run, tokenizer)
+    seen = [row_of(source.at(place)) for place in range(3)]
+    assert seen[0] | rows[0] | {"answer": "5"} == seen[0]
+    assert (seen[1]["messages"], seen[1]["answer"]) == ([{"role": "user", "content": "2+3="}], "5")
+    assert (seen[2]["secret"], seen[2]["messages"]) == (8, [])
