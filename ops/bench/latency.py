@@ -5,7 +5,7 @@
 Real ledger, wire and environment worker around emulated engines. A trajectory has three turns; the tool takes a
 log-normal time after each, drawn from what the model said. The barrier is turn by turn: no trajectory of a batch goes
 on before the slowest tool of the batch has answered. *Use* is the tokens sampled in a second, of those that slots which
-are always full would sample."""
+are always full would sample. What generators lose to storing and leasing turns shows with tools that answer at once."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ _OVERRIDES: Final = (
 )
 SCENARIOS: Final = {
     "turns on their own (eta 4)": (4, 17, ()),
+    "tools that answer at once (eta 4)": (4, 17, ("environment.arguments={is_quick=true}",)),
     "a barrier after each turn (eta 0)": (0, 4, (f"environment.arguments={{barrier={_BATCH}}}",)),
 }
 """Staleness, updates and further overrides. The first eta + 1 updates are warm-up."""
@@ -75,15 +76,15 @@ class SlowTool:
     _arrived: list[int] = [0] * TURNS
     _gates: list[asyncio.Event] = [asyncio.Event() for _ in range(TURNS)]  # noqa: RUF012
 
-    def __init__(self, barrier: int = 0) -> None:
-        """``barrier``: how many trajectories must have come as far before one goes on."""
-        self._barrier, self._turn = barrier, 0
+    def __init__(self, barrier: int = 0, *, is_quick: bool = False) -> None:
+        """``barrier``: how many trajectories must have come as far before one goes on. ``is_quick``: it takes no time."""
+        self._barrier, self._is_quick, self._turn = barrier, is_quick, 0
 
     def reset(self, row: dict[str, Any]) -> str:
         return "Go."
 
     async def step(self, message: dict[str, Any]) -> Step:
-        await asyncio.sleep(latency_s(message["content"]))
+        await asyncio.sleep(0.0 if self._is_quick else latency_s(message["content"]))
         if self._barrier:
             await self._meet()
         self._turn += 1
@@ -105,7 +106,7 @@ class Measured:
     seed: int
     use: float
     ideal_use: float
-    """Of the same draws without a barrier."""
+    """Of the same draws with the same ``eta``, without a barrier."""
     update_s: float
     tokens_per_s: float
 
@@ -114,7 +115,7 @@ def measure(name: str, work: Path, seed: int) -> Measured:
     eta, num_updates, further = SCENARIOS[name]
     model = prepare_model(work / "tools_model", Path("ops/demo/tools_model"))
     overrides = (*_OVERRIDES, f"model.path={model}", f"staleness.eta={eta}", *further)
-    config = run_fleet(overrides, f"latency-{eta}", work, seed=seed, num_updates=num_updates)
+    config = run_fleet(overrides, f"latency-{list(SCENARIOS).index(name)}", work, seed=seed, num_updates=num_updates)
     rows = [row for row in run_history(config.run_dir / HISTORY_NAME).read_strictly() if isinstance(row, UpdateRow)]
     begin_s, end_s = rows[eta].at_s, rows[-1].at_s
     within = [row for row in fleet_history(config.run_dir).read_strictly() if begin_s <= row.at_s <= end_s]
@@ -180,6 +181,7 @@ def _trajectories(config: RunConfig) -> Iterator[list[tuple[int, float]]]:
     tokenizer, seed = load_text_tokenizer(config.model.path), config.run.seed
     chat = ChatFormat(tokenizer, model_ends(config.model.path, tokenizer), keep_thinking=False)
     lengths, words = length_law(emulation_of(config)), token_law(config, tokenizer)
+    is_quick = bool(config.environment.arguments.get("is_quick"))
     spoken = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "1"}]
     given = chat.following(spoken, [{"role": "user", "content": _SAYS}], last_token=words.stop).tokens
     for group in range(1 << 30):
@@ -188,7 +190,7 @@ def _trajectories(config: RunConfig) -> Iterator[list[tuple[int, float]]]:
         for _ in range(TURNS):
             end = lengths.end_after(seed, trajectory, begin)
             tokens = words.tokens(seed, trajectory, begin, end, length=end).tolist()
-            turns.append((end - begin, latency_s(chat.parse(tokens).message["content"])))
+            turns.append((end - begin, 0.0 if is_quick else latency_s(chat.parse(tokens).message["content"])))
             begin = end + len(given)
         yield turns
 
