@@ -14,11 +14,14 @@ from typing import Any, Final
 
 import msgspec
 
-from pipeline.environments.contract import SAMPLED, TEXT, ChatMessage
+from pipeline.environments.contract import SAMPLED, TEXT, ChatMessage, checked_tools
+from protocol.errors import EnvironmentFailed
 
 _MAX_CHOICES: Final = 32
+_MAX_TOKENS: Final = 2**31 - 1
 _ROLES: Final = ("system", "user", "assistant", "tool")
-_UNUSED: Final = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "seed", "logit_bias")
+_HARMLESS: Final = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+"""Fields that change no answer. All others that are not known here are counted as unused."""
 _CHOICES: Final = (None, "auto", "none")
 """Of a tool: that the model must call one cannot be enforced, and most agents that ask for it live with an answer."""
 
@@ -61,8 +64,8 @@ class ChatBody(_Body, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     response_format: dict[str, Any] | None = None
+    functions: Any = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
 
 
 class TextBody(_Body, frozen=True, kw_only=True):
@@ -82,10 +85,13 @@ def read_request(data: bytes, kind: type[Body]) -> tuple[Body, list[ModelRequest
     """Return a request and what it asks of the model, once for each choice. Raises RequestRefused."""
     try:
         body = msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        given = msgspec.json.decode(data)
+        # what is passed on has whole numbers of 64 bits
+        msgspec.msgpack.encode(given)
+    except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError) as error:
         raise RequestRefused(f"the request cannot be read: {error}") from None
-    given = msgspec.json.decode(data)
-    unused = sum(given.get(name) is not None for name in _UNUSED) + (given.get("tool_choice") not in _CHOICES)
+    unknown = given.keys() - _HARMLESS - {*kind.__struct_fields__}
+    unused = sum(given[name] is not None for name in unknown) + (given.get("tool_choice") not in _CHOICES)
     choices = 1 if body.n is None else body.n
     if not 1 <= choices <= _MAX_CHOICES:
         raise RequestRefused(f"n is {choices}; expected 1 to {_MAX_CHOICES}")
@@ -99,9 +105,10 @@ def read_request(data: bytes, kind: type[Body]) -> tuple[Body, list[ModelRequest
     request = ModelRequest(
         messages=tuple(messages),
         tools=tuple(tools) if not isinstance(body, ChatBody) or body.tool_choice != "none" else (),
-        max_tokens=most,
+        max_tokens=min(most, _MAX_TOKENS),
         stop=stop,
-        logprobs=bool(body.logprobs),
+        # of a text, 0 asks for those of the sampled tokens
+        logprobs=body.logprobs is not None and body.logprobs is not False,
         counts={"requests": 1} | ({"unused_settings": unused} if unused else {}),
     )
     digest = hashlib.blake2b(msgspec.json.encode(request, order="sorted"), digest_size=16).hexdigest()
@@ -111,6 +118,12 @@ def read_request(data: bytes, kind: type[Body]) -> tuple[Body, list[ModelRequest
 def _chat(body: ChatBody) -> list[ChatMessage]:
     if body.response_format is not None and body.response_format.get("type", "text") != "text":
         raise RequestRefused("response_format cannot be enforced; leave it out, and ask for the format in a message")
+    if body.functions or any(message.get("function_call") for message in body.messages):
+        raise RequestRefused("functions and function_call are not known; use tools and tool_calls")
+    try:
+        checked_tools(body.tools or [], "the request")
+    except EnvironmentFailed as error:
+        raise RequestRefused(str(error)) from None
     messages = [dict(message) for message in body.messages]
     for number, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")
@@ -120,25 +133,34 @@ def _chat(body: ChatBody) -> list[ChatMessage]:
             raise RequestRefused(
                 f"message {number} has the role {json.dumps(role)}; expected one of {', '.join(_ROLES)}"
             )
-        for call in message.get("tool_calls") or []:
-            if (
-                not isinstance(call, dict)
-                or not isinstance(call.get("function"), dict)
-                or "name" not in call["function"]
-            ):
-                raise RequestRefused(
-                    f"message {number} has a tool call without a function; only calls of functions are known"
-                )
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, list) or not all(map(_is_call, calls)):
+            raise RequestRefused(
+                f"message {number} has tool_calls that are no list of calls of functions, each with an id and a name"
+            )
+        if any(not isinstance(message.get(key), str | None) for key in ("name", "tool_call_id", "reasoning_content")):
+            raise RequestRefused(f"message {number} has a name, tool_call_id or reasoning_content that is no text")
         parts = content if isinstance(content, list) else []
-        if any(not isinstance(part, dict) or part.get("type") not in ("text", "refusal") for part in parts):
+        if not all(map(_is_text, parts)):
             raise RequestRefused(f"message {number} has parts that are no text; the model reads only text")
-        if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
-            raise RequestRefused(f"message {number} has no content; only an assistant's with tool_calls may have none")
+        if not isinstance(content, str | list) and not (content is None and role == "assistant"):
+            raise RequestRefused(f"message {number} has no content; only an assistant's may have none")
     if not messages:
         raise RequestRefused("messages is empty; expected at least one")
     if messages[-1]["role"] == "assistant":
         raise RequestRefused("the last message is the assistant's; expected one that the model answers")
     return messages
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str) and isinstance(call.get("id"), str)
+
+
+def _is_text(part: Any) -> bool:
+    return (
+        isinstance(part, dict) and part.get("type") in ("text", "refusal") and isinstance(part.get(part["type"]), str)
+    )
 
 
 def _text(body: TextBody) -> list[ChatMessage]:

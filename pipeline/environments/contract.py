@@ -209,6 +209,14 @@ def checked_tools(tools: object, who: str) -> list[dict[str, Any]]:
     """Return JSON schemas of tools as plain data. Raises EnvironmentFailed."""
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, dict) for tool in cast("list[Any]", tools)):
         raise EnvironmentFailed(f"{who} has tools that are {_kind(tools)}; expected a list of JSON schemas")
+    for number, tool in enumerate(cast("list[dict[str, Any]]", tools)):
+        function = tool.get("function", tool)
+        schema = function.get("parameters", {}) if isinstance(function, dict) else None
+        is_schema = isinstance(schema, dict) and isinstance(schema.get("properties", {}), dict)
+        if not is_schema or not isinstance(function.get("name"), str):
+            raise EnvironmentFailed(
+                f"{who} has tool {number}, {shown(tool)}; expected a function with a name, and a JSON schema as parameters"
+            )
     plain = _plain(list(cast("list[Any]", tools)), f"{who} has tools", _MAX_TOOLS_CHARS)
     return cast("list[dict[str, Any]]", json.loads(plain))
 

@@ -100,7 +100,7 @@ def _block(match: re.Match[str], tools: Sequence[Mapping[str, Any]]) -> CallAtte
         pairs = {key.strip(): value for key, value in _PAIR.findall(body)}
         return _with_texts(name, pairs, tools) if body.count("<arg_key>") == len(pairs) else _INVALID
     try:
-        return _of_object(_read(body))
+        return _of_object(read_json(body))
     except (ValueError, RecursionError):
         return _INVALID
 
@@ -113,7 +113,7 @@ def _mistral(text: str) -> Iterator[CallAttempt]:
             yield _with_json(name.partition("[CALL_ID]")[0].strip(), arguments)
         return
     try:
-        calls = _read(text)
+        calls = read_json(text)
     except (ValueError, RecursionError):
         yield _INVALID if _closes(text) else _UNCLOSED
         return
@@ -127,7 +127,7 @@ def _objects(text: str) -> Iterator[CallAttempt]:
     while left:
         try:
             _, end = json.JSONDecoder().raw_decode(left)
-            call = _of_object(_read(left[:end]))
+            call = _of_object(read_json(left[:end]))
         except (ValueError, RecursionError):
             yield _INVALID if _closes(left) else _UNCLOSED
             return
@@ -154,7 +154,7 @@ def _of_object(call: Any) -> CallAttempt:
 
 def _with_json(name: str, arguments: str) -> CallAttempt:
     try:
-        return CallAttempt(name=name, arguments=_read(arguments)) if name else _INVALID
+        return CallAttempt(name=name, arguments=read_json(arguments)) if name else _INVALID
     except (ValueError, RecursionError):
         return _INVALID if _closes(arguments) else _UNCLOSED
 
@@ -169,11 +169,11 @@ def _with_texts(name: str, arguments: Mapping[str, str], tools: Sequence[Mapping
         typed[key] = text
         if '"string"' not in declared:
             with suppress(ValueError, RecursionError):
-                typed[key] = _read(text)
+                typed[key] = read_json(text)
     return CallAttempt(name=name, arguments=typed)
 
 
-def _read(text: str) -> Any:
+def read_json(text: str) -> Any:
     """Return what JSON holds. Raises ValueError also for what other JSON readers refuse: numbers that are not finite
     or have more than 64 bits, and texts that are not Unicode."""
     found = json.loads(text, parse_int=_whole)
