@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ from pipeline.config.import_path import import_own
 from pipeline.environments.chat_requests import ModelRequest
 from pipeline.environments.contract import SAMPLED, TEXT, ChatMessage, Step
 from pipeline.environments.conversation import call_id
+from pipeline.environments.tool_calls import read_json
 from pipeline.rewards.verifier import number_of, shown
 from protocol.errors import ConfigError, EnvironmentFailed
 
@@ -43,6 +43,8 @@ _CALLS_OF_A_TURN = 100
 _MAX_THREADS = 512
 """Agents that are no coroutines and run at once in one process; each has a thread while it runs."""
 _STACK_BYTES = 1 << 20
+_END_S = 10.0
+"""How long an agent that was cancelled may take to end."""
 _KEPT = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
 
 
@@ -66,8 +68,8 @@ class AgentEnvironment:
         self.judged_by_verifier = bool(getattr(self._run, "judged_by_verifier", False))
         self._exchanges: deque[Exchange] = deque()
         """Not answered, in order of arrival; the model works on the first."""
-        self._unread: dict[str, Exchange] = {}
-        """By key, those whose client is gone: it will ask again."""
+        self._unread: list[Exchange] = []
+        """Those whose client is gone: it will ask again."""
         self._news = asyncio.Event()
         self._said: list[ChatMessage] = []
         """The conversation as the agent knows it, with the model's answers."""
@@ -90,7 +92,11 @@ class AgentEnvironment:
         return step
 
     async def step(self, message: ChatMessage) -> Step:
+        assert self._agent is not None
         exchange = self._exchanges.popleft()
+        if self._agent.done():
+            # whatever it left behind that still waits, the reward is not for this answer
+            self._unread.append(exchange)
         answer = self._told(message)
         self._said.append(answer)
         if not exchange.answer.done():
@@ -100,36 +106,53 @@ class AgentEnvironment:
     async def close(self) -> None:
         if self._endpoint is not None:
             self._endpoint.dismiss(self._key)
-        for exchange in [*self._exchanges, *self._unread.values()]:
+        for exchange in [*self._exchanges, *self._unread]:
             exchange.answer.cancel()
         if self._agent is not None and not self._agent.done():
             self._agent.cancel()
-            await asyncio.wait({self._agent})
+            # one that does not end after a hang has its process killed
+            await asyncio.wait({self._agent}, timeout=_END_S)
 
-    async def exchange(self, request: ModelRequest) -> ChatMessage:
-        """Return the model's answer to a request. A client that was cut off and asks the same again gets the answer to
-        its first request."""
-        exchange = self._unread.pop(request.key, None)
-        if exchange is None:
-            exchange = Exchange(request)
-            self._exchanges.append(exchange)
-            self._news.set()
+    async def exchange(self, requests: Sequence[ModelRequest]) -> list[ChatMessage]:
+        """Return the model's answers to the choices of a request. A client that was cut off and asks the same again gets
+        the answers to its first request."""
+        exchanges = [self._exchange(request) for request in requests]
         try:
-            return await asyncio.shield(exchange.answer)
+            return [await asyncio.shield(exchange.answer) for exchange in exchanges]
         except asyncio.CancelledError:
-            if exchange in self._exchanges and exchange is not self._exchanges[0]:
-                self._exchanges.remove(exchange)
-            elif not exchange.answer.cancelled():
-                self._unread[request.key] = exchange
+            for exchange in exchanges:
+                if exchange in self._exchanges and exchange is not self._exchanges[0]:
+                    self._exchanges.remove(exchange)
+                elif not exchange.answer.cancelled():
+                    self._unread.append(exchange)
             raise
+
+    def _exchange(self, request: ModelRequest) -> Exchange:
+        for exchange in self._unread:
+            if exchange.request.key == request.key:
+                self._unread.remove(exchange)
+                return exchange
+        exchange = Exchange(request)
+        self._exchanges.append(exchange)
+        self._news.set()
+        return exchange
 
     async def _call(self, row: dict[str, Any]) -> Any:
         assert self._endpoint is not None
         call = partial(self._run, row, self._endpoint.base_url, self._key, **self._arguments)
-        if inspect.iscoroutinefunction(self._run):
-            return await call()
-        found = await asyncio.get_running_loop().run_in_executor(_threads(), call)
-        return await found if inspect.isawaitable(found) else found
+        try:
+            if inspect.iscoroutinefunction(self._run):
+                return await call()
+            running = asyncio.get_running_loop().run_in_executor(_threads(), call)
+            try:
+                found = await asyncio.shield(running)
+            except asyncio.CancelledError:
+                # a thread cannot be cancelled
+                await asyncio.wait({running})
+                raise
+            return await found if inspect.isawaitable(found) else found
+        except SystemExit as error:
+            raise EnvironmentFailed(f"agent {self._name} ended by sys.exit({error.code}); return its reward") from error
 
     async def _next(self) -> Step:
         """Wait for the agent's next request, or its end."""
@@ -145,10 +168,10 @@ class AgentEnvironment:
         if agent.cancelled():
             raise EnvironmentFailed(f"agent {self._name} was cancelled")
         found = agent.result()
-        if any(exchange.answer.done() for exchange in self._unread.values()):
+        if any(exchange.answer.done() for exchange in self._unread):
             raise EnvironmentFailed(
-                f"agent {self._name} ended without an answer of the model that it had asked for: its client gave up before; "
-                "give the client a longer timeout"
+                f"agent {self._name} ended without an answer of the model that it had asked for: its client gave up before, or "
+                "it did not wait; give the client a longer timeout, and await every request"
             )
         if isinstance(found, Step):
             return Step(reward=found.reward, accuracy=found.accuracy, counts=found.counts, done=True)
@@ -250,14 +273,14 @@ def _inner_id(name: str) -> str:
 def _text(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in cast("list[dict[str, Any]]", content))
+        return "".join(part[part["type"]] for part in cast("list[dict[str, Any]]", content))
     return content or ""
 
 
 def parsed(arguments: Any) -> Any:
     """Return a call's arguments, which clients write as JSON, as plain data."""
-    with suppress(ValueError, TypeError):
-        return json.loads(arguments)
+    with suppress(ValueError, TypeError, RecursionError):
+        return read_json(arguments)
     return arguments
 
 

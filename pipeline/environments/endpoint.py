@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
@@ -31,8 +31,10 @@ from pipeline.environments.chat_requests import (
 )
 from pipeline.environments.contract import MAX_TURN_CHARS, ChatMessage
 
-Exchange = Callable[[ModelRequest], Coroutine[Any, Any, ChatMessage]]
+Exchange = Callable[[Sequence[ModelRequest]], Coroutine[Any, Any, list[ChatMessage]]]
 _MODEL = "policy"
+_KEEP_ALIVE_S = 75
+"""Longer than clients keep an idle connection, so that none sends a request while it is closed here."""
 
 
 class Endpoint:
@@ -44,7 +46,14 @@ class Endpoint:
         self.base_url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         self._agents: dict[str, Exchange] = {}
         config = uvicorn.Config(
-            self._app(), log_config=None, access_log=False, server_header=False, lifespan="off", ws="none", http="h11"
+            self._app(),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            http="h11",
+            timeout_keep_alive=_KEEP_ALIVE_S,
         )
         # for the life of the process; no error of it may end what serves the environments
         self._serving = asyncio.create_task(_Server(config).serve(sockets=[listening]))  # noqa: TID251
@@ -72,7 +81,7 @@ class Endpoint:
                 Route("/v1/chat/completions", partial(self._answer, kind=ChatBody), methods=["POST"]),
                 Route("/v1/completions", partial(self._answer, kind=TextBody), methods=["POST"]),
             ],
-            exception_handlers={RequestRefused: _refused},
+            exception_handlers={RequestRefused: _refused, 404: _unknown},
         )
 
     def _agent(self, request: Request) -> Exchange:
@@ -96,18 +105,17 @@ class Endpoint:
         exchange = self._agent(request)
         body, asked = read_request(await _body_of(request), kind)
         async with asyncio.TaskGroup() as tasks:
-            answers = [tasks.create_task(exchange(one)) for one in asked]
+            answering = tasks.create_task(exchange(asked))
             gone = tasks.create_task(_disconnected(request))
-            while (waiting := [one for one in answers if not one.done()]) and not gone.done():
-                await asyncio.wait({*waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
-            for one in (*waiting, gone):
-                one.cancel()
-        if waiting:
+            await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
+            is_gone = answering.cancel()
+            gone.cancel()
+        if is_gone:
             # its client is gone, and may ask again
             return Response(status_code=499)
-        if any(one.cancelled() for one in answers):
+        if answering.cancelled():
             raise RequestRefused("the trajectory has ended, so the model says nothing more", status=410, code="ended")
-        found = [one.result() for one in answers]
+        found = answering.result()
         if body.stream:
             return StreamingResponse(events(body, found), media_type="text/event-stream")
         return JSONResponse(completion(body, found))
@@ -131,6 +139,11 @@ async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestRefused)
     told = {"message": str(error), "type": "invalid_request_error", "param": None, "code": error.code}
     return JSONResponse({"error": told}, status_code=error.status)
+
+
+async def _unknown(request: Request, _: Exception) -> Response:
+    told = f"{request.url.path} is not known; expected /v1/chat/completions, /v1/completions or /v1/models"
+    return await _refused(request, RequestRefused(told, status=404, code="unknown_url"))
 
 
 class _Server(uvicorn.Server):

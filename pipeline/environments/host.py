@@ -214,6 +214,9 @@ class Episodes:
 
     async def _keep(self, episode: str, live: _Live) -> None:
         live.used_s = time.monotonic()
+        if (left := self._live.pop(episode, None)) is not None:
+            # begun or played twice at once
+            await self._discard(left)
         self._live[episode] = live
         while len(self._live) > _MAX_EPISODES:
             _, oldest = self._live.popitem(last=False)

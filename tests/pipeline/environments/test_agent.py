@@ -183,6 +183,50 @@ async def test_an_answer_that_the_agent_never_read_makes_its_trajectory_fail() -
             await talk.say("done")
 
 
+async def test_of_a_request_that_is_cut_off_between_its_choices_none_is_sampled_again() -> None:
+    async with pool("wants_two_in_time") as environments:
+        talk = Talk(environments)
+        await talk.begin()
+        await talk.say("one")
+        await asyncio.sleep(1.5)
+        ended = await talk.say("two")
+        assert (ended.is_done, ended.reward) == (True, 1.0)
+
+
+async def test_of_two_equal_requests_that_were_cut_off_none_is_forgotten() -> None:
+    async with pool("gives_up_on_the_same_twice") as environments:
+        talk = Talk(environments)
+        await talk.begin()
+        await asyncio.sleep(3.0)
+        await talk.say("one")
+        with pytest.raises(EnvironmentFailed, match="ended without an answer of the model that it had asked for"):
+            await talk.say("two")
+
+
+async def test_an_answer_that_comes_after_the_agents_end_has_no_reward() -> None:
+    async with pool("leaves_a_request_behind") as environments:
+        talk = Talk(environments)
+        await talk.begin()
+        await asyncio.sleep(1.5)
+        with pytest.raises(EnvironmentFailed, match="ended without an answer of the model that it had asked for"):
+            await talk.say("done")
+
+
+async def test_an_agent_that_hangs_in_a_thread_ends_with_its_process() -> None:
+    async with pool("hangs_in_a_thread", timeout_s=2.0) as environments:
+        talk = Talk(environments)
+        await talk.begin()
+        (pid,) = environments.pids
+        with pytest.raises(EnvironmentFailed, match="no answer within 2 s"):
+            await talk.say("done")
+        assert environments.pids != [pid]
+
+
+async def test_what_the_endpoint_does_not_have_is_told_by_its_address() -> None:
+    _, ended = await played("asks_for_another_page", ["done"])
+    assert ended.reward == 1.0
+
+
 async def test_a_request_that_cannot_be_served_is_refused_with_a_sentence_and_the_agent_goes_on() -> None:
     begun, ended = await played("asks_wrongly", ["done"])
     assert texts(begun) == [("user", "go")]
@@ -195,6 +239,8 @@ async def test_a_request_that_cannot_be_served_is_refused_with_a_sentence_and_th
         ("never_asks", [], "returned before it had asked the model anything"),
         ("declines", ["x"], "declines returned None; expected its reward as a number"),
         ("raises", ["x"], "LookupError: its database is away"),
+        ("exits", ["x"], "ended by sys.exit(3)"),
+        ("exits_in_a_thread", ["x"], "ended by sys.exit(3)"),
         ("hangs", ["x"], "step gave no answer within 3 s"),
         ("takes_too_little", [], "cannot be called with row, base_url, api_key"),
         ("absent", [], "has no 'absent'"),

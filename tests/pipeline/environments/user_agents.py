@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import sys
+import time
 from typing import Any
 
 from openai import APIStatusError, APITimeoutError, AsyncOpenAI, OpenAI
@@ -175,6 +177,61 @@ async def asks_wrongly(row: Row, base_url: str, api_key: str) -> float:
             assert told in str(error), (told, str(error))
         else:
             raise AssertionError(told)
+    answer = await client.chat.completions.create(model="policy", messages=[user("go")])
+    return float(answer.choices[0].message.content == "done")
+
+
+async def wants_two_in_time(row: Row, base_url: str, api_key: str) -> float:
+    """Its client is cut off between the two choices."""
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=0.5, max_retries=50)
+    answer = await client.chat.completions.create(model="policy", messages=[user("go")], n=2)
+    return float([choice.message.content for choice in answer.choices] == ["one", "two"])
+
+
+async def gives_up_on_the_same_twice(row: Row, base_url: str, api_key: str) -> float:
+    """Asks the same in two requests, cuts off both, and asks once again."""
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+    both = [asyncio.create_task(client.chat.completions.create(model="policy", messages=[user("go")])) for _ in "12"]  # noqa: TID251
+    for one in both:
+        await asyncio.sleep(2.0)
+        one.cancel()
+    await client.chat.completions.create(model="policy", messages=[user("go")])
+    return 1.0
+
+
+async def leaves_a_request_behind(row: Row, base_url: str, api_key: str) -> float:
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+    asking = client.chat.completions.create(model="policy", messages=[user("go")])
+    _BEHIND.append(asyncio.create_task(asking))  # noqa: TID251
+    await asyncio.sleep(0.5)
+    return 1.0
+
+
+_BEHIND: list[Any] = []
+
+
+async def exits(row: Row, base_url: str, api_key: str) -> None:
+    await declines(row, base_url, api_key)
+    sys.exit(3)
+
+
+def exits_in_a_thread(row: Row, base_url: str, api_key: str) -> None:
+    in_a_thread(row, base_url, api_key)
+    sys.exit(3)
+
+
+def hangs_in_a_thread(row: Row, base_url: str, api_key: str) -> float:
+    in_a_thread(row, base_url, api_key)
+    time.sleep(3600.0)
+    return 1.0
+
+
+async def asks_for_another_page(row: Row, base_url: str, api_key: str) -> float:
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+    try:
+        await client.responses.create(model="policy", input="go")
+    except APIStatusError as error:
+        assert "/v1/responses is not known; expected /v1/chat/completions" in str(error), str(error)
     answer = await client.chat.completions.create(model="policy", messages=[user("go")])
     return float(answer.choices[0].message.content == "done")
 
