@@ -199,6 +199,7 @@ async def test_of_two_equal_requests_that_were_cut_off_none_is_forgotten() -> No
         await talk.begin()
         await asyncio.sleep(3.0)
         await talk.say("one")
+        await asyncio.sleep(3.0)
         with pytest.raises(EnvironmentFailed, match="ended without an answer of the model that it had asked for"):
             await talk.say("two")
 
