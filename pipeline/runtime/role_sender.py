@@ -5,7 +5,8 @@ back-pressure. It ends when a worker reads its mailbox, a worker joins, or the d
 mailboxes are not waited for; the heartbeat names them.
 
 Each message tries the links from a different one on, skipping full ones: equal workers get equal work, a slow
-one gets less. A message that finds no room in time is left to the caller and the ledger's overdue index.
+one gets less. To environments, all turns of a trajectory try the same link first, since its worker has the episode and
+any other would play it again. A message that finds no room in time is left to the caller and the ledger's overdue index.
 
 Chunks in the mailbox of a lost worker do not wait for their deadline: the ledger hands them out at once. A
 worker is lost when its mailbox is gone from the registry, or has another address. A silent worker may come
@@ -17,6 +18,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
+from zlib import crc32
 
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.key_mirror import may_listen
@@ -165,7 +167,7 @@ class RoleSender:
             due_s: When the ledger hands the chunk out by itself, by the monotonic clock."""
         record, link = self._outbox.produced(chunk), None
         try:
-            link = await self._place(message, timeout_s)
+            link = await self._place(message, timeout_s, chunk)
         finally:
             if link is None:
                 self._outbox.given_up(record)
@@ -175,9 +177,9 @@ class RoleSender:
             link.sent.append((due_s, chunk.id))
         return link is not None
 
-    async def _place(self, message: Message | Encoded, timeout_s: float) -> _Link | None:
+    async def _place(self, message: Message | Encoded, timeout_s: float, chunk: TrajectoryChunk | None) -> _Link | None:
         """Return the link that took the message; None when none did in time."""
-        link = await self._offer(message)
+        link = await self._offer(message, chunk)
         # waiting for unreachable mailboxes would be pointless
         if link is not None or self.is_cut_off:
             return link
@@ -188,7 +190,7 @@ class RoleSender:
             while (left := deadline - self._ctx.clock.monotonic()) > 0.0:
                 await self._ctx.clock.sleep(min(pause, left))
                 pause = min(2.0 * pause, _LONGEST_PAUSE_S)
-                if (link := await self._offer(message)) is not None:
+                if (link := await self._offer(message, chunk)) is not None:
                     return link
         return None
 
@@ -214,13 +216,16 @@ class RoleSender:
         found = [(name, link.address[0], link.sender.unreached_s()) for name, link in sorted(self._links.items())]
         return [entry for entry in found if entry[2] >= after_s]
 
-    async def _offer(self, message: Message | Encoded) -> _Link | None:
-        """Try every link once without waiting, starting with the next one; return the one that took the
-        message."""
+    async def _offer(self, message: Message | Encoded, chunk: TrajectoryChunk | None) -> _Link | None:
+        """Try every link once without waiting, starting with the next one or the trajectory's; return the one that took
+        the message."""
         workers = self.workers
         self._turn += 1
+        first = self._turn
+        if chunk is not None and self.role is Role.ENVIRONMENT:
+            first = crc32(str(chunk.trajectory).encode())
         for place in range(len(workers)):
-            worker = workers[(self._turn + place) % len(workers)]
+            worker = workers[(first + place) % len(workers)]
             link = self._links.get(worker)
             if link is None:  # closed while another link was tried
                 continue

@@ -22,7 +22,7 @@ from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.role_sender import RoleSender
 from protocol.channel import Mailbox
 from protocol.errors import LedgerUnavailable
-from protocol.ids import ChunkId, Incarnation, Role
+from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.messages import WeightsPart
 from protocol.trajectory import Field, TrajectoryChunk
 from protocol.zeromq import CurveKeys, ZmqTransport
@@ -47,8 +47,8 @@ class Bench:
         self.sender = RoleSender(ctx, Role.REWARD)
         self.mailboxes: list[Mailbox] = []
 
-    async def open_mailbox(self, worker: str, endpoint: str = "") -> Mailbox:
-        who = await self.ctx.registry.register(Role.REWARD, worker)
+    async def open_mailbox(self, worker: str, endpoint: str = "", role: Role = Role.REWARD) -> Mailbox:
+        who = await self.ctx.registry.register(role, worker)
         mailbox = self.ctx.transport.mailbox(endpoint or f"ipc://{self.folder}/{who.worker}.{who.epoch}.sock")
         self.mailboxes.append(mailbox)
         await self.ctx.registry.set_endpoint(who, mailbox.endpoint)
@@ -166,6 +166,22 @@ async def test_a_full_worker_is_passed_over_for_one_with_room(bench: Bench):
     read += len(await bench.received(free))
     assert read > 30
     assert read + len(await bench.received(full)) == num_sent
+
+
+async def test_all_turns_of_a_trajectory_go_to_the_same_environment_worker(bench: Bench):
+    bench.sender.close()
+    bench.sender = RoleSender(bench.ctx, Role.ENVIRONMENT)
+    mailboxes = [await bench.open_mailbox(f"environment-{number}", role=Role.ENVIRONMENT) for number in range(2)]
+    await bench.sender.refresh()
+    chunks = [make_chunk(TrajectoryId("t", group, 0)) for group in range(3)]
+    got: list[list[set[int]]] = []
+    for turn in range(5):
+        for number, chunk in enumerate(chunks):
+            assert await bench.sender.send(message(number), timeout_s=2.0, chunk=chunk, due_s=60.0)
+        # a link may still be connecting at first
+        got += [[{*await bench.received(mailbox)} for mailbox in mailboxes]] if turn else []
+    assert all(got[0]), "each worker has some"
+    assert got[1:] == got[:1] * 3
 
 
 async def test_without_a_worker_of_the_role_it_waits_until_the_deadline_or_until_one_joins(bench: Bench):
