@@ -1,10 +1,12 @@
-"""Trains the start model of the demo with a tool: it knows how to call a calculator, but mostly guesses.
+"""Trains the start model of the demos with turns: it knows how to call a calculator, but mostly guesses, and in a game
+of guessing it says any digit.
 
     python -m ops.demo.make_tools_model --out ops/demo/tools_model
 
 The demonstrator answers products of two-digit numbers (``ops.demo.products``). It calls the tool in one third of
 its turns and copies the result; else it writes a number of the right length that is wrong. It also spoils some
-calls. So the model has a skill to be reinforced, and calls to be told about."""
+calls. So the model has a skill to be reinforced, and calls to be told about. In the game (``ops.demo.digits``) it
+mostly says digits at random, whatever it was told."""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
+from ops.demo import digits
 from ops.demo.make_tiny_model import Recipe, batches, build_model, train
 from ops.demo.products import answer_to
 from ops.demo.task import Split, split_of
@@ -27,12 +30,16 @@ CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "'
 CLOSE = '"}}\n</tool_call>'
 ROLES = ("user\n", "assistant\n", "tool\n")
 TOOL = "calculator"
-SYMBOLS = (PAD, START, END, CALL, CLOSE, *ROLES, TOOL, "\n", *"0123456789*=")
+SYMBOLS = (PAD, START, END, CALL, CLOSE, *ROLES, TOOL, "\n", *"0123456789*=<>?")
 MAX_POSITIONS = 256
 CALLS = 0.35
 """Share of demonstrations that call the tool; below one half, so that greedy decoding guesses."""
 SPOILT = 0.1
 """Share of calls without their end."""
+GAMES = 0.4
+"""Share of demonstrations that are turns of the game."""
+SKILL = 0.5
+"""Share of these that say a digit which is still possible, and not any."""
 
 _TEMPLATE = (
     "{% if tools %}{{ '<|im_start|>tool\n' }}{% for tool in tools %}{{ tool.function.name }}{% endfor %}"
@@ -78,9 +85,26 @@ def guess(question: str, rng: random.Random) -> str:
     return f"={made}"
 
 
+def game_turn(rng: random.Random) -> tuple[str, int]:
+    """Return the beginning of a game, and the digit that is said next."""
+    hidden, low, high = rng.randrange(10), 0, 9
+    text = f"{START}user\n{digits.OPENING}{END}\n{START}assistant\n"
+    for _ in range(rng.randrange(digits.GUESSES)):
+        said = rng.randrange(10)
+        if said == hidden:
+            break
+        low, high = (low, min(high, said - 1)) if hidden < said else (max(low, said + 1), high)
+        text += f"{said}{END}\n{START}user\n{'<' if hidden < said else '>'}{END}\n{START}assistant\n"
+    return text, rng.randint(low, high) if rng.random() < SKILL else rng.randrange(10)
+
+
 def demonstrations(rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[list[int], list[int]]]:
     """Yield contexts and the turns that follow them, as token ids, without end."""
     while True:
+        if rng.random() < GAMES:
+            asked, said = game_turn(rng)
+            yield tokenizer.encode(asked), tokenizer.encode(f"{said}{END}")
+            continue
         question = f"{rng.randrange(10, 100)}*{rng.randrange(10, 100)}"
         if split_of(question) is not Split.TRAIN:
             continue
@@ -101,10 +125,11 @@ license: apache-2.0
 library_name: transformers
 ---
 
-# The start model of Headrace's demo with a tool
+# The start model of Headrace's demos with turns
 
 A language model of {num_parameters:,} parameters: Qwen3 architecture, 2 layers, 3 heads of 32, float32. Asked for a
-product of two-digit numbers it calls a calculator in about {calls:.0%} of samples, and guesses otherwise.
+product of two-digit numbers it calls a calculator in about {calls:.0%} of samples, and guesses otherwise. Asked for a
+hidden digit it says any.
 
 Made from nothing, in {minutes:.1f} minutes on one CPU thread, by
 
@@ -114,11 +139,11 @@ Made from nothing, in {minutes:.1f} minutes on one CPU thread, by
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m ops.demo.make_tools_model", description="Train the start model of the demo with a tool."
+        prog="python -m ops.demo.make_tools_model", description="Train the start model of the demos with turns."
     )
     parser.add_argument("--out", type=Path, default=Path("ops/demo/tools_model"), help="folder (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and data (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=1000, help="optimiser steps (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1500, help="optimiser steps (default: %(default)s)")
     options = parser.parse_args(arguments)
     recipe = Recipe(seed=options.seed, num_steps=options.steps)
     torch.set_num_threads(1)

@@ -1,0 +1,53 @@
+"""A game of several turns: the model finds a hidden digit in four guesses, told each time whether it is larger.
+
+    python -m ops.demo.digits --out runs/digits-data
+
+Guesses at random find it in a third of games, halving what is left in all of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pipeline.environments.contract import Step
+
+GUESSES: Final = 4
+OPENING: Final = "?"
+
+
+class Digits:
+    """The environment of the game."""
+
+    def reset(self, row: dict[str, Any]) -> str:
+        self._hidden, self._left = str(row["hidden"]), GUESSES
+        return OPENING
+
+    def step(self, message: dict[str, Any]) -> Step:
+        said = message["content"].strip()
+        self._left -= 1
+        if len(said) != 1 or said not in "0123456789":
+            # worse than a lost game: the end of a turn, which lost games have most of, would be unlearnt
+            return Step(reward=-1.0, accuracy=0.0, counts={"no_digit": 1}, done=True)
+        if said == self._hidden or not self._left:
+            found = float(said == self._hidden)
+            return Step(reward=found, accuracy=found, done=True)
+        return Step("<" if self._hidden < said else ">")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m ops.demo.digits", description="Write the prompt file of the demo with a game."
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/digits-data"), help="folder (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "games.jsonl"
+    path.write_text("".join(json.dumps({"hidden": digit}) + "\n" for digit in range(10)), encoding="utf-8")
+    print(f"{path}: 10 games")
+
+
+if __name__ == "__main__":
+    main()
