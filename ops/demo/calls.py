@@ -2,7 +2,8 @@
 
     python -m ops.demo.calls --out runs/calls-data
 
-Each conversation begins with one example. A turn is right if it is one call of the calculator, and that works."""
+Each conversation begins with one example. A turn is right if it is one call of the calculator, and that works; the
+reward also tells how far a call has come."""
 
 from __future__ import annotations
 
@@ -18,6 +19,15 @@ from pipeline.environments.contract import ChatMessage, Step
 from pipeline.environments.conversation import call_id
 from pipeline.environments.tool_environment import ToolEnvironment
 
+_GRADES = {
+    "calls_invalid_json": 0.1,
+    "calls_unclosed": 0.1,
+    "calls_unknown_tool": 0.3,
+    "calls_bad_arguments": 0.5,
+    "calls_tool_failed": 0.7,
+    "calls_ok": 1.0,
+}
+"""Of a turn with one call; one right turn in a hundred is too few to learn from."""
 _QUESTION, _ANSWER = "17*12", "204"
 
 
@@ -40,8 +50,8 @@ class Calls(ToolEnvironment):
 
     async def step(self, message: ChatMessage) -> Step:
         ran = await super().step(message)
-        is_right = float(ran.counts == {"calls_ok": 1})
-        return Step(reward=is_right, accuracy=is_right, counts=ran.counts, done=True)
+        (status,) = ran.counts if sum(ran.counts.values()) == 1 else ("",)
+        return Step(reward=_GRADES.get(status, 0.0), accuracy=float(status == "calls_ok"), counts=ran.counts, done=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
