@@ -141,3 +141,4 @@ def test_what_a_class_has_started_ends_with_its_worker_also_when_the_supervisor_
         while not ended(second) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert ended(second), "without a command"
+        run.command("down", "--now", str(run.run_dir))
