@@ -2,8 +2,8 @@
 
     python -m ops.demo.calls --out runs/calls-data
 
-Each conversation begins with one example. A turn is right if it is one call of the calculator, and that works; the
-reward also tells how far a call has come."""
+Each conversation begins with an example of a call, and one of an answer without. A turn is right if it is one call of
+the calculator, and that works; the reward also tells how far a call has come."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _QUESTION, _ANSWER = "17*12", "204"
 class Calls(ToolEnvironment):
     def __init__(self) -> None:
         super().__init__(["calculator"])
-        # the example says what there is
+        # the examples say what there is
         self.tools = []
 
     def reset(self, row: dict[str, Any]) -> list[ChatMessage]:
@@ -45,6 +45,8 @@ class Calls(ToolEnvironment):
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "content": _ANSWER, "name": "calculator", "tool_call_id": call["id"]},
             {"role": "assistant", "content": _ANSWER},
+            {"role": "user", "content": "What is 64*35?"},
+            {"role": "assistant", "content": "2240"},
             {"role": "user", "content": f"What is {row['question']}?"},
         ]
 

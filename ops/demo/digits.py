@@ -21,20 +21,24 @@ OPENING: Final = "?"
 class Digits:
     """The environment of the game."""
 
-    def reset(self, row: dict[str, Any]) -> str:
+    def reset(self, row: dict[str, Any]) -> Step:
         self._hidden, self._left = str(row["hidden"]), GUESSES
-        return OPENING
+        return _told(OPENING)
 
     def step(self, message: dict[str, Any]) -> Step:
         said = message["content"].strip()
         self._left -= 1
-        if len(said) != 1 or said not in "0123456789":
-            # worse than a lost game: the end of a turn, which lost games have most of, would be unlearnt
-            return Step(reward=-1.0, accuracy=0.0, counts={"no_digit": 1}, done=True)
         if said == self._hidden or not self._left:
             found = float(said == self._hidden)
             return Step(reward=found, accuracy=found, done=True)
-        return Step("<" if self._hidden < said else ">")
+        if said not in tuple("0123456789"):
+            return _told(OPENING)
+        return _told("<" if self._hidden < said else ">")
+
+
+def _told(what: str) -> Step:
+    # one token a guess. With an end of the turn to be sampled, the model would unlearn that: lost games have most of them
+    return Step(what, max_tokens=1)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -152,7 +152,7 @@ class Environment(ConcurrentScorer):
         except EnvironmentFailed as error:
             await self.fail(chunk, str(error))
             return
-        except (ConfigError, DataError, ValueError, msgspec.MsgspecError):
+        except (ConfigError, DataError, ValueError, RecursionError, msgspec.MsgspecError):
             await self.fail(chunk, traceback.format_exc())
             return
         seconds = self.ctx.clock.monotonic() - began_s
