@@ -31,8 +31,9 @@ async def multiplies(row: dict[str, Any], base_url: str, api_key: str) -> float:
     client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http_client())
     task = SlowCalculator()
     messages: list[Any] = task.reset(row)
+    tools: Any = task.tools
     while True:
-        answer = await client.chat.completions.create(model="policy", messages=messages)
+        answer = await client.chat.completions.create(model="policy", messages=messages, tools=tools)
         said = answer.choices[0].message.model_dump(exclude_none=True)
         messages.append(said)
         calls = [

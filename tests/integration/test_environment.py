@@ -13,6 +13,7 @@ import pytest
 
 from ops.demo import products
 from pipeline.environments.contract import Step
+from pipeline.environments.tool_environment import ToolEnvironment
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
 from pipeline.process.records import process_runs
 from tests.integration.fleet import ROOT, fleet, kill
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.integration
 
 class SlowCalculator:
     """Multiplies for the model, and takes its time."""
+
+    tools = ToolEnvironment(["calculator"]).tools
 
     def reset(self, row: dict[str, Any]) -> list[dict[str, Any]]:
         self.answer = row["answer"]
