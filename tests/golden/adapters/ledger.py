@@ -220,9 +220,9 @@ class _Known(LengthLaw):
 
     lengths: tuple[int, ...] = ()
 
-    def draw(self, seed: int, trajectory: TrajectoryId) -> int:
+    def end_after(self, seed: int, trajectory: TrajectoryId, start: int) -> int:
         del seed
-        return self.lengths[trajectory.group]
+        return max(start + 1, self.lengths[trajectory.group])
 
 
 async def tppo_schedule(open_ledger: Open, inputs: Case) -> dict[str, Any]:
