@@ -49,5 +49,5 @@ async def test_a_run_without_an_environment_is_joined_by_no_environment_worker(
     tmp_path: Path, redis_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with meeting(tmp_path, redis_server, monkeypatch) as run:
-        with run.claimed(Role.ENVIRONMENT) as place, pytest.raises(ConfigError, match=r"environment\.path is empty"):
+        with run.claimed(Role.ENVIRONMENT) as place, pytest.raises(ConfigError, match=r"the run has no environment"):
             await run.join(place)
