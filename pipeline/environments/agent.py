@@ -25,10 +25,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.config.import_path import import_own
+from pipeline.environments.calling import call_user
 from pipeline.environments.chat_requests import ModelRequest
 from pipeline.environments.contract import SAMPLED, TEXT, ChatMessage, Step
 from pipeline.environments.conversation import call_id
@@ -139,18 +140,9 @@ class AgentEnvironment:
 
     async def _call(self, row: dict[str, Any]) -> Any:
         assert self._endpoint is not None
-        call = partial(self._run, row, self._endpoint.base_url, self._key, **self._arguments)
+        given = (row, self._endpoint.base_url, self._key)
         try:
-            if inspect.iscoroutinefunction(self._run):
-                return await call()
-            running = asyncio.get_running_loop().run_in_executor(_threads(), call)
-            try:
-                found = await asyncio.shield(running)
-            except asyncio.CancelledError:
-                # a thread cannot be cancelled
-                await asyncio.wait({running})
-                raise
-            return await found if inspect.isawaitable(found) else found
+            return await call_user(_threads(), self._run, *given, **self._arguments)
         except SystemExit as error:
             raise EnvironmentFailed(f"agent {self._name} ended by sys.exit({error.code}); return its reward") from error
 

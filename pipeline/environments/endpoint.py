@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -32,6 +33,8 @@ from pipeline.environments.chat_requests import (
 from pipeline.environments.contract import MAX_TURN_CHARS, ChatMessage
 
 Exchange = Callable[[Sequence[ModelRequest]], Coroutine[Any, Any, list[ChatMessage]]]
+MAX_WAITING = 256
+"""Most turns that an agent may wait for at once."""
 _MODEL = "policy"
 _KEEP_ALIVE_S = 75
 """Longer than clients keep an idle connection, so that none sends a request while it is closed here."""
@@ -45,6 +48,8 @@ class Endpoint:
     def __init__(self, listening: socket.socket) -> None:
         self.base_url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         self._agents: dict[str, Exchange] = {}
+        self._waiting: Counter[Exchange] = Counter()
+        """Turns that an agent waits for."""
         config = uvicorn.Config(
             self._app(),
             log_config=None,
@@ -104,6 +109,29 @@ class Endpoint:
     async def _answer(self, request: Request, kind: type[Body]) -> Response:
         exchange = self._agent(request)
         body, asked = read_request(await _body_of(request), kind)
+        if self._waiting[exchange] + len(asked) > MAX_WAITING:
+            raise RequestRefused(
+                f"{self._waiting[exchange]} turns of this agent wait already, and the model takes one after another; at most "
+                f"{MAX_WAITING} may: make fewer requests at once",
+                status=429,
+                code="too_many_requests",
+            )
+        self._waiting[exchange] += len(asked)
+        try:
+            found = await self._exchanged(request, exchange, asked)
+        finally:
+            self._waiting -= Counter({exchange: len(asked)})
+        if found is None:
+            # its client is gone, and may ask again
+            return Response(status_code=499)
+        if body.stream:
+            return StreamingResponse(events(body, found), media_type="text/event-stream")
+        return JSONResponse(completion(body, found))
+
+    async def _exchanged(
+        self, request: Request, exchange: Exchange, asked: Sequence[ModelRequest]
+    ) -> list[ChatMessage] | None:
+        """Return the model's answers; None if the client is gone before. Raises RequestRefused if the trajectory ends."""
         async with asyncio.TaskGroup() as tasks:
             answering = tasks.create_task(exchange(asked))
             gone = tasks.create_task(_disconnected(request))
@@ -111,14 +139,10 @@ class Endpoint:
             is_gone = answering.cancel()
             gone.cancel()
         if is_gone:
-            # its client is gone, and may ask again
-            return Response(status_code=499)
+            return None
         if answering.cancelled():
             raise RequestRefused("the trajectory has ended, so the model says nothing more", status=410, code="ended")
-        found = answering.result()
-        if body.stream:
-            return StreamingResponse(events(body, found), media_type="text/event-stream")
-        return JSONResponse(completion(body, found))
+        return answering.result()
 
 
 async def _disconnected(request: Request) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import json
 import os
 import sys
@@ -27,6 +26,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from pipeline.environments.calling import call_user
 from pipeline.environments.contract import (
     Step,
     checked_state,
@@ -241,16 +241,7 @@ class Episodes:
             await self._run(environment.close)
 
     async def _run(self, method: Any, *given: Any) -> Any:
-        if inspect.iscoroutinefunction(method):
-            return await method(*given)
-        running = asyncio.get_running_loop().run_in_executor(self._threads, method, *given)
-        try:
-            found = await asyncio.shield(running)
-        except asyncio.CancelledError:
-            # a thread cannot be cancelled: without a reply the parent ends the process
-            await asyncio.wait({running})
-            raise
-        return await found if inspect.isawaitable(found) else found
+        return await call_user(self._threads, method, *given)
 
 
 def main() -> None:

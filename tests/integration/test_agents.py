@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
 from pipeline.training.update_log.folder import UPDATES_FOLDER, read_log
-from tests.integration.fleet import fleet, kill
-from tests.integration.test_environment import SlowCalculator, settings
+from tests.integration.environments.slow_calculator import SlowCalculator
+from tests.integration.fleet import ROOT, fleet, kill
+from tests.integration.test_environment import settings
 
 pytestmark = pytest.mark.integration
 
@@ -46,7 +47,7 @@ async def multiplies(row: dict[str, Any], base_url: str, api_key: str) -> float:
         messages += step.messages
 
 
-AGENT = ("environment.path=", f"environment.agent={__name__}:multiplies")
+AGENT = ("environment.path=", f"environment.agent={__name__}:multiplies", f"environment.folders=['{ROOT}']")
 
 
 def test_a_run_with_an_agent_goes_on_through_kills_and_its_books_balance(tmp_path: Path) -> None:

@@ -4,60 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ops.demo import products
-from pipeline.environments.contract import Step
-from pipeline.environments.tool_environment import ToolEnvironment
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
 from pipeline.process.records import process_runs
 from tests.integration.fleet import ROOT, fleet, kill
 
 pytestmark = pytest.mark.integration
-
-
-class SlowCalculator:
-    """Multiplies for the model, and takes its time."""
-
-    tools = ToolEnvironment(["calculator"]).tools
-
-    def reset(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        self.answer = row["answer"]
-        return row["messages"]
-
-    async def step(self, message: dict[str, Any]) -> Step:
-        import asyncio
-
-        calls = message.get("tool_calls")
-        if not calls:
-            right = message["content"].strip() == self.answer
-            return Step(reward=float(right), accuracy=float(right), done=True)
-        await asyncio.sleep(0.4)
-        first, _, second = calls[0]["function"]["arguments"].get("expression", "").partition("*")
-        is_known = first.isdigit() and second.isdigit()
-        said = str(int(first) * int(second)) if is_known else "0"
-        return Step([{"role": "tool", "content": said, "tool_call_id": calls[0]["id"]}], counts={"calls_ok": is_known})
-
-
-class StartsProcesses(SlowCalculator):
-    """Starts a child in each of its processes, and a daemon without the marks that a search finds; writes their pids."""
-
-    has_started = False
-
-    def __init__(self, file: str) -> None:
-        if not StartsProcesses.has_started:
-            StartsProcesses.has_started = True
-            child = subprocess.Popen(["sleep", "600"])
-            daemon = subprocess.check_output(
-                ["/bin/sh", "-c", "setsid sleep 600 >/dev/null & echo $!"], env={}, text=True
-            )
-            with Path(file).open("a") as written:
-                written.write(f"{child.pid} {daemon}")
 
 
 def settings(tmp_path: Path, *more: str) -> tuple[str, ...]:
@@ -67,9 +24,9 @@ def settings(tmp_path: Path, *more: str) -> tuple[str, ...]:
         f"data.train=['{data / 'train.jsonl'}']",
         f"data.evaluation=['{data / 'heldout.jsonl'}']",
         "evaluation.num_prompts=16",
-        "environment.path=tests.integration.test_environment:SlowCalculator",
+        "environment.path=slow_calculator:SlowCalculator",
         "environment.tools=[]",
-        f"environment.folders=['{ROOT}']",
+        f"environment.folders=['{ROOT / 'tests' / 'integration' / 'environments'}']",
         "checkpoint.every_updates=2",
         *more,
     )
@@ -118,7 +75,7 @@ def test_what_a_class_has_started_ends_with_its_worker_also_when_the_supervisor_
     file = tmp_path / "pids"
     own = (
         "run.num_updates=1000",
-        "environment.path=tests.integration.test_environment:StartsProcesses",
+        "environment.path=slow_calculator:StartsProcesses",
         f"environment.arguments={{file='{file}'}}",
     )
 

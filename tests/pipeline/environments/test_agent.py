@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 
-from pipeline.config.rewards import EnvironmentSection
 from pipeline.environments.contract import SAMPLED
 from pipeline.environments.conversation import call_id
 from pipeline.environments.host import EpisodeCall, EpisodeReply
 from pipeline.environments.processes import EnvironmentPool
 from protocol.errors import EnvironmentFailed
+from tests.pipeline.environments.pools import pool_of
 
 AGENTS = "tests.pipeline.environments.user_agents"
 ROW = {"question": "2+3", "answer": "5"}
 
 
-@asynccontextmanager
-async def pool(agent: str, **settings: Any) -> AsyncIterator[EnvironmentPool]:
-    section = EnvironmentSection.model_validate({"agent": f"{AGENTS}:{agent}", **settings})
-    async with asyncio.TaskGroup() as tasks:
-        made = EnvironmentPool(section, tasks.create_task)
-        try:
-            yield made
-        finally:
-            await made.aclose()
+def pool(agent: str, **settings: Any) -> AbstractAsyncContextManager[EnvironmentPool]:
+    return pool_of(agent=f"{AGENTS}:{agent}", **settings)
 
 
 def turn(
@@ -269,6 +262,17 @@ async def test_an_agent_that_asks_something_else_when_it_is_called_again_has_fai
         await environments.aclose()
         with pytest.raises(EnvironmentFailed, match="said something else when its earlier actions were played again"):
             await talk.say("2")
+
+
+async def test_an_agent_that_asks_for_more_at_once_than_may_wait_is_refused_the_rest() -> None:
+    async with pool("asks_too_much") as environments:
+        talk = Talk(environments)
+        begun = await talk.begin()
+        assert texts(begun) == [("user", "go")]
+        # while the model takes its time, more requests come, and their clients give up
+        await asyncio.sleep(3.0)
+        ended = await talk.say("done")
+        assert (ended.is_done, ended.reward) == (True, 1.0)
 
 
 async def test_an_agent_of_smolagents_runs_unchanged() -> None:

@@ -8,31 +8,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.config.rewards import EnvironmentSection
 from pipeline.environments.host import EpisodeCall, EpisodeReply
 from pipeline.environments.processes import EnvironmentPool
 from pipeline.process.work import Meter, listening
 from protocol.errors import ConfigError, EnvironmentFailed
+from tests.pipeline.environments.pools import pool_of
 
 HERE = "tests.pipeline.environments.user_environments"
 
 
-@asynccontextmanager
-async def pool(name: str, **settings: Any) -> AsyncIterator[EnvironmentPool]:
-    section = EnvironmentSection.model_validate({"path": f"{HERE}:{name}", **settings})
-    async with asyncio.TaskGroup() as tasks:
-        made = EnvironmentPool(section, tasks.create_task)
-        try:
-            yield made
-        finally:
-            await made.aclose()
+def pool(name: str, **settings: Any) -> AbstractAsyncContextManager[EnvironmentPool]:
+    return pool_of(path=f"{HERE}:{name}", **settings)
 
 
 def call(episode: str = "t.0.0", said: str | None = None, *, earlier: int = 0, **more: Any) -> EpisodeCall:

@@ -288,3 +288,23 @@ def of_smolagents(row: Row, base_url: str, api_key: str) -> float:
     model = OpenAIServerModel("policy", api_base=base_url, api_key=api_key)
     agent = ToolCallingAgent(tools=[product], model=model, max_steps=4, verbosity_level=0)
     return float(str(agent.run(row["question"])) == row["answer"])
+
+
+async def asks_too_much(row: Row, base_url: str, api_key: str) -> float:
+    """Returns 1 if what is too much at once is refused, and what is not is answered."""
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+    waiting = asyncio.create_task(client.chat.completions.create(model="policy", messages=[user("go")]))  # noqa: TID251
+    await asyncio.sleep(0.3)
+    told: list[str] = []
+    async with asyncio.TaskGroup() as tasks:
+
+        async def ask(number: int) -> None:
+            try:
+                await client.chat.completions.create(model="policy", messages=[user(str(number))], n=32, timeout=1.0)
+            except (APIStatusError, APITimeoutError) as error:
+                told.append(str(error))
+
+        for number in range(9):
+            tasks.create_task(ask(number))
+    answer = await waiting
+    return float(sum("turns of this agent wait already" in text for text in told) == 2 and bool(answer.choices))
