@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.environments import agent
+from pipeline.environments.agent import AgentEnvironment
+from pipeline.environments.chat_requests import ModelRequest
 from pipeline.environments.contract import SAMPLED
 from pipeline.environments.conversation import call_id
 from pipeline.environments.host import EpisodeCall, EpisodeReply
@@ -186,15 +189,44 @@ async def test_of_a_request_that_is_cut_off_between_its_choices_none_is_sampled_
         assert (ended.is_done, ended.reward) == (True, 1.0)
 
 
-async def test_of_two_equal_requests_that_were_cut_off_none_is_forgotten() -> None:
-    async with pool("gives_up_on_the_same_twice") as environments:
-        talk = Talk(environments)
-        await talk.begin()
-        await asyncio.sleep(3.0)
-        await talk.say("one")
-        await asyncio.sleep(3.0)
+async def ends_when_told(row: dict[str, Any], base_url: str, api_key: str) -> float:
+    await row["end"].wait()
+    return 1.0
+
+
+class NoListener:
+    """In place of the endpoint: the test hands in requests itself, to decide their order."""
+
+    base_url = "http://127.0.0.1:1/v1"
+
+    def admit(self, exchange: Any) -> str:
+        return "key"
+
+    def dismiss(self, key: str) -> None:
+        pass
+
+
+async def test_of_two_equal_requests_that_were_cut_off_none_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "_endpoint", NoListener)
+    environment, end = AgentEnvironment(f"{__name__}:ends_when_told"), asyncio.Event()
+    request = [ModelRequest(messages=({"role": "user", "content": "go"},), key="same")]
+    async with asyncio.TaskGroup() as clients:
+        beginning = clients.create_task(environment.reset({"end": end}))
+        first = clients.create_task(environment.exchange(request))
+        second = clients.create_task(environment.exchange(request))
+        await beginning
+        first.cancel()
+        await asyncio.wait({first})
+        await environment.step(turn("one"))
+        second.cancel()
+        await asyncio.wait({second})
+        third = clients.create_task(environment.exchange(request))
+        (answer,) = await third
+        assert answer["content"] == "one"
+        end.set()
         with pytest.raises(EnvironmentFailed, match="ended without an answer of the model that it had asked for"):
-            await talk.say("two")
+            await environment.step(turn("two"))
+        await environment.close()
 
 
 async def test_an_answer_that_comes_after_the_agents_end_has_no_reward() -> None:

@@ -188,17 +188,6 @@ async def wants_two_in_time(row: Row, base_url: str, api_key: str) -> float:
     return float([choice.message.content for choice in answer.choices] == ["one", "two"])
 
 
-async def gives_up_on_the_same_twice(row: Row, base_url: str, api_key: str) -> float:
-    """Asks the same in two requests, cuts off both, and asks once again."""
-    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
-    both = [asyncio.create_task(client.chat.completions.create(model="policy", messages=[user("go")])) for _ in "12"]  # noqa: TID251
-    for one in both:
-        await asyncio.sleep(2.0)
-        one.cancel()
-    await client.chat.completions.create(model="policy", messages=[user("go")])
-    return 1.0
-
-
 async def leaves_a_request_behind(row: Row, base_url: str, api_key: str) -> float:
     client = AsyncOpenAI(base_url=base_url, api_key=api_key)
     asking = client.chat.completions.create(model="policy", messages=[user("go")])
