@@ -4,11 +4,12 @@ Leases come from the ledger: new groups, or trajectories that no generator holds
 each chunk before a scorer does. The generator waits for credit, which the learner returns by
 settling or dropping, and for room in a scorer's mailbox; that wait is the back-pressure.
 
-Two loops share the process. The *decode* loop leases, feeds the engine and swaps weights; it alone
-touches the engine, on the compute thread. The *writers* carry finished windows on while the engine
-decodes (``workers.generator.chunk_writer``). Between them are one bounded queue and the stage of
-each trajectory (``workers.generator.held_trajectories``). New weights are fetched and verified
-beside both (``workers.generator.weight_receiver``).
+Two loops share the process. The *decode* loop feeds the engine and swaps weights; it alone touches
+the engine, on the compute thread. It asks for leases while it decodes
+(``workers.generator.leasing``). The *writers* carry finished windows on while the engine decodes
+(``workers.generator.chunk_writer``). Between them are one bounded queue and the stage of each
+trajectory (``workers.generator.held_trajectories``). New weights are fetched and verified beside
+both (``workers.generator.weight_receiver``).
 
 Only turns that yield tokens count as progress: a dead engine may report success
 (``workers.generator.self_check``).
@@ -44,41 +45,19 @@ from pipeline.runtime.role_sender import RoleSender
 from pipeline.weights import TURNS
 from protocol.errors import EngineDied, ParityFailed, WeightsRejected
 from protocol.ids import Role
+from protocol.trajectory import FinishReason
 from workers.engines.build import build_generation_engine
 from workers.engines.generation.seam import EngineStats, GenerationEngine, SampledWindow
 from workers.generator.chunk_writer import ChunkWriter, opening_window
 from workers.generator.followed_weights import FollowedWeights, VersionFollower
-from workers.generator.held_trajectories import Held, HeldTrajectories, Renewal
+from workers.generator.held_trajectories import HeldTrajectories, Renewal
+from workers.generator.leasing import Leasing
 from workers.generator.self_check import NUM_PROMPTS, SelfChecker, StallDetector
 from workers.generator.weight_receiver import WeightReceiver
 
 _IDLE_S = 0.02
-_LONGEST_REFUSAL_S = 0.1
 _GIVE_UP_S = 5.0
 _LOOK_EVERY_S = 1.0
-
-
-class Backoff:
-    """The pause before the next request to the ledger. It doubles after each refusal, because a
-    waiting fleet would otherwise ask too often, and a notification resets it."""
-
-    def __init__(self, *, least_s: float, most_s: float) -> None:
-        self._least_s, self._most_s = least_s, most_s
-        self._pause_s = least_s
-        self._next_s = 0.0
-
-    def refused(self, now_s: float) -> float:
-        """Record a refusal; return the seconds until the next request."""
-        pause_s = self._pause_s
-        self._next_s = now_s + pause_s
-        self._pause_s = min(2.0 * pause_s, self._most_s)
-        return pause_s
-
-    def reset(self) -> None:
-        self._pause_s, self._next_s = self._least_s, 0.0
-
-    def may_ask(self, now_s: float) -> bool:
-        return now_s >= self._next_s
 
 
 class Neighbours:
@@ -120,7 +99,7 @@ class Generator(Actor):
     def __init__(self, ctx: ActorContext) -> None:
         super().__init__(ctx)
         # Set at the start of the process.
-        self._credit = Backoff(least_s=_IDLE_S, most_s=_LONGEST_REFUSAL_S)
+        self._leasing = Leasing(ctx)
         self._neighbours = Neighbours(ctx)
         self._decode_s = 0.0
         self._stalls = StallDetector()
@@ -185,6 +164,7 @@ class Generator(Actor):
         for window in await self.ctx.compute(self._engine.cut):
             await self._writer.pass_on(window)
         await self._writer.join()
+        await self._leasing.join()
         await self.ctx.ledger.give_back(self.ctx.who)
         self._count()
         self.ctx.log.info("generator_drained", **self.ctx.counters)
@@ -199,6 +179,7 @@ class Generator(Actor):
                     for window in await self.ctx.compute(self._engine.cut):
                         await self._writer.pass_on(window)
                 await self._writer.join()
+                await self._leasing.join()
         await self.ctx.ledger.give_back(self.ctx.who)
 
     async def teardown(self) -> None:
@@ -247,6 +228,8 @@ class Generator(Actor):
             self._pace = f"{stats.num_live} live, {tokens_per_s:,.0f} tokens/s"
             for window in windows:
                 await self._writer.pass_on(window)
+                if window.finish_reason is not FinishReason.WINDOW:
+                    self._leasing.slot_came_free()
             self._count()
             self.ctx.count(TURNS)
             if has_tokens:
@@ -271,7 +254,8 @@ class Generator(Actor):
                 work.step()
             num_refused = int(self.ctx.counters.get("refused_tokens", 0))
             self._tally.write(num_sampled=stats.num_sampled_tokens, num_refused=num_refused, num_held=len(self._held))
-            if stats.num_live == 0 or (windows and stats.num_live < self._engine.num_slots) or self._may_swap():
+            has_room = stats.num_live < self._engine.num_slots
+            if stats.num_live == 0 or (has_room and (windows or self._leasing.has_answer)) or self._may_swap():
                 break
         return windows
 
@@ -301,34 +285,42 @@ class Generator(Actor):
     # -- leases --
 
     async def _lease_and_resume(self) -> None:
-        """Submit held trajectories that can continue, then lease for the free slots."""
-        if self._is_swapping():
-            if not self._stats().num_live:
-                self.ctx.waiting_for(WaitingFor.WEIGHTS, "a newer version that is announced")
-            return
-        if self._check.is_due:
+        """Submit held trajectories that can continue, and ask for more for the free slots.
+
+        Waits for the answer only if there is nothing to decode."""
+        await self._hold_granted()
+        if not self._may_begin():
             return
         if self._writer.reaches_no_scorer and await self._neighbours.reach_scorers():
-            for held in self._held.resumable:
+            for held in self._held.leased:
                 await self._writer.let_go(held)
             if not self._held:
                 self.ctx.waiting_for(WaitingFor.ROOM, f"{self.ctx.worker_state.unreached}; others do its work")
             return
-        for held in self._held.resumable:
-            self._submit(held)
-        wanted = self._held.num_free_slots
-        if wanted <= 0 or not self._credit.may_ask(self.ctx.clock.monotonic()):
+        self._submit_resumable()
+        self._leasing.ask(self._held.num_free_slots, self._engine.policy_version)
+        if not self._stats().num_live:
+            await self._leasing.join()
+            await self._hold_granted()
+            if self._may_begin():
+                self._submit_resumable()
+
+    def _may_begin(self) -> bool:
+        """Whether windows may begin, or a version or a check waits for the live ones to end."""
+        if self._is_swapping():
+            if not self._stats().num_live:
+                self.ctx.waiting_for(WaitingFor.WEIGHTS, "a newer version that is announced")
+            return False
+        return not self._check.is_due
+
+    async def _hold_granted(self) -> None:
+        """Hold what the ledger has granted since the last turn."""
+        grant = self._leasing.take()
+        if grant is None:
             return
-        grant = await self.ctx.ledger.lease(
-            self.ctx.who, max_trajectories=wanted, policy_version=self._engine.policy_version
-        )
         for lease in grant.leases:
             await self._begin(lease)
-        if grant.refusal is None:
-            self._credit.reset()
-            return
-        self._credit.refused(self.ctx.clock.monotonic())
-        if not self._held:
+        if grant.refusal is not None and not self._held:
             self.ctx.waiting_for(WaitingFor.CREDIT, REFUSAL_WORDS[grant.refusal])
 
     async def _begin(self, lease: Lease) -> None:
@@ -344,12 +336,10 @@ class Generator(Actor):
             asked = lease.evaluation
             at, first = (self._source.evaluation_at, asked.first_prompt) if asked else (self._source.at, 0)
             prompt = at(first + lease.prompt)
-        held = self._held.add(lease, prompt)
+        self._held.add(lease, prompt)
         if self.ctx.config.has_environment and lease.last_chunk is None:
             self._held.submit(lease.trajectory)
             await self._writer.pass_on(opening_window(lease.trajectory, self._engine.policy_version))
-        else:
-            self._submit(held)
 
     async def _can_begin(self, lease: Lease) -> bool:
         """Whether the engine serves an evaluation's version or a later one, now or after a swap."""
@@ -360,8 +350,9 @@ class Generator(Actor):
         await self._swap_weights()
         return self._engine.policy_version >= lease.evaluation.policy_version
 
-    def _submit(self, held: Held) -> None:
-        self._engine.submit(self._held.submit(held.trajectory).request(self.ctx.config, self._source.responses))
+    def _submit_resumable(self) -> None:
+        for held in self._held.resumable:
+            self._engine.submit(self._held.submit(held.trajectory).request(self.ctx.config, self._source.responses))
 
     async def _keep_leases(self) -> None:
         """Renew leases while the engine makes progress, since a turn may outlast them.
@@ -389,5 +380,4 @@ class Generator(Actor):
             before = self._engine.policy_version
             await self._taker.swap(counts=not self._stats().num_live)
             if self._engine.policy_version != before:
-                # A published version frees credit.
-                self._credit.reset()
+                self._leasing.credit_came()

@@ -11,7 +11,8 @@ Invariants:
 
     one window    the engine never has two windows of one trajectory
     one writer    each window that the engine returns is taken once
-    slots         a trajectory takes a slot until its last window is sampled; ``num_free_slots`` may be leased
+    slots         a trajectory that has begun here keeps its slot, and thereby its KV cache, until its last
+                  window is sampled; one that was leased ahead waits for a slot
     one lease     a lease that comes back replaces a trajectory that is LEASED or WRITING; the outcome of the
                   replaced window then changes nothing here"""
 
@@ -103,6 +104,11 @@ class Held:
         return max((span.start + span.num_tokens for span in self.given), default=0)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a window of it was sampled under this lease."""
+        return self.next_index > self.lease.next_index
+
+    @property
     def trajectory(self) -> TrajectoryId:
         return self.lease.trajectory
 
@@ -173,14 +179,21 @@ class HeldTrajectories:
 
     @property
     def num_free_slots(self) -> int:
-        """Number of trajectories that may be leased. A trajectory that continues keeps its slot,
-        and thereby its KV cache, while its window is written."""
+        """Slots of the engine without a trajectory; negative for those that are leased ahead."""
         return self._num_slots - sum(not held.is_ended for held in self._held.values())
 
     @property
-    def resumable(self) -> list[Held]:
+    def leased(self) -> list[Held]:
         """The LEASED trajectories, oldest grant first."""
         return [held for held in self._held.values() if held.stage is Stage.LEASED]
+
+    @property
+    def resumable(self) -> list[Held]:
+        """The LEASED trajectories that have a slot, oldest grant first."""
+        num_ahead = max(0, -self.num_free_slots)
+        waiting = [held for held in self.leased if not held.has_begun]
+        ahead = {held.trajectory for held in waiting[len(waiting) - num_ahead :]}
+        return [held for held in self.leased if held.trajectory not in ahead]
 
     def renewal(self, lease: Lease) -> Renewal:
         """Return what a granted lease means here; one released by hand may come back at once."""

@@ -23,7 +23,7 @@ from workers.generator.held_trajectories import Held, HeldTrajectories, Renewal,
 
 NUM_SLOTS = 3
 PROMPT = Prompt(prompt_id="train:0", tokens=np.array([5, 9], np.int32), text="2+3=", answer="5", verifier="arithmetic")
-TRAJECTORIES = [TrajectoryId("t", group, 0) for group in range(3)]
+TRAJECTORIES = [TrajectoryId("t", group, 0) for group in range(6)]
 REASONS = [*[FinishReason.WINDOW] * 4, FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT]
 """Mostly the trajectory goes on."""
 
@@ -97,6 +97,7 @@ class Generation(RuleBasedStateMachine):
     @precondition(lambda self: self.held.resumable)
     @rule()
     def submit_what_is_resumable(self) -> None:
+        num_waiting = len(self.held.leased) - len(self.held.resumable)
         for held in self.held.resumable:
             submitted = self.held.submit(held.trajectory)
             assert held.trajectory not in self.engine, "the engine never has two windows of one trajectory"
@@ -104,7 +105,7 @@ class Generation(RuleBasedStateMachine):
             self.engine[held.trajectory] = submitted.next_index
             self.model[held.trajectory].stage = Stage.SAMPLING
             self.submitted[ChunkId(held.trajectory, submitted.next_index)] += 1
-        assert not self.held.resumable
+        assert len(self.held.leased) == num_waiting and not self.held.resumable
 
     @precondition(lambda self: self.engine)
     @rule(data=st.data(), reason=st.sampled_from(REASONS))
@@ -145,10 +146,10 @@ class Generation(RuleBasedStateMachine):
         else:
             self.model[held.trajectory] = Under(held.next_index + 1, Stage.LEASED)
 
-    @precondition(lambda self: self.held.resumable)
+    @precondition(lambda self: self.held.leased)
     @rule(lets_go=st.sampled_from([False, False, False, True]))
-    def let_go_what_is_resumable(self, lets_go: bool) -> None:
-        for held in self.held.resumable if lets_go else ():
+    def let_go_what_is_leased(self, lets_go: bool) -> None:
+        for held in self.held.leased if lets_go else ():
             assert self.held.leave(held)
             del self.model[held.trajectory]
 
@@ -181,6 +182,10 @@ class Generation(RuleBasedStateMachine):
         queued = Counter(ChunkId(window.trajectory, int(window.tokens[0])) for window in self.queue)
         sampling = Counter(ChunkId(trajectory, index) for trajectory, index in self.engine.items())
         assert self.submitted == self.taken + queued + sampling
+
+    @invariant()
+    def the_engine_never_has_more_windows_than_slots(self) -> None:
+        assert len(self.engine) <= NUM_SLOTS
 
     @invariant()
     def a_trajectory_takes_a_slot_until_its_last_window_is_sampled(self) -> None:

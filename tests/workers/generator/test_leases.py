@@ -112,6 +112,7 @@ async def test_a_trajectory_back_before_its_window_is_written_is_not_begun_twice
         (lease,) = (await ledger.lease(ctx.who, max_trajectories=1)).leases
         generator, engine = generator_of(ctx)
         await generator._begin(lease)
+        generator._submit_resumable()
         await admin.requeue(RequeueRequest(worker="generator-0"))
         if moved_on:
             await ledger.lease(other, max_trajectories=1)
@@ -120,6 +121,7 @@ async def test_a_trajectory_back_before_its_window_is_written_is_not_begun_twice
 
         (again,) = (await ledger.lease(ctx.who, max_trajectories=1)).leases
         await generator._begin(again)
+        generator._submit_resumable()
         assert engine.submitted == [lease.trajectory]
         assert len(generator._held) == 1
         (waited,) = (await admin.waits()).units[0].trajectories
@@ -172,6 +174,7 @@ async def test_an_ended_response_frees_its_slot_while_it_is_written_and_others_k
         (lease,) = (await ctx.ledger.lease(ctx.who, max_trajectories=1)).leases
         generator, engine = generator_of(ctx)
         await generator._begin(lease)
+        generator._submit_resumable()
         engine.submitted.clear()
 
         await generator._writer.pass_on(replace(window(lease.trajectory), finish_reason=reason))

@@ -146,6 +146,8 @@ async def test_a_due_check_waits_for_live_windows_and_nothing_begins_meanwhile(t
         assert not generator._held, "a window that begins now would put the check off"
         generator._check._left = 0
         await generator._lease_and_resume()
+        await generator._leasing.join()
+        await generator._lease_and_resume()
         assert generator._held
         generator._tally.close()
         generator._taker.close()
