@@ -29,6 +29,7 @@ from ops.drill.events import (
     Killed,
     Left,
     Limits,
+    NotStored,
     Published,
     Sampled,
     ServerLogged,
@@ -390,7 +391,8 @@ def _losses(events: Iterable[Event]) -> dict[tuple[str, int, str], tuple[int, in
             case Sampled(pid, trajectory, begin, end):
                 sampled[pid, trajectory].append(range(begin, end))
                 times[trajectory].update(range(begin, end))
-            case Stored() if event.who in pids:
+            case Stored() | NotStored() if event.who in pids:
+                # what the ledger refused was lost before the kill
                 stored[pids[event.who], event.trajectory].update(range(event.begin, event.end))
             case _:
                 pass

@@ -60,6 +60,16 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class NotStored:
+    """The ledger refused a window, by its generator's log: another generator has the trajectory."""
+
+    who: str
+    trajectory: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Judged:
     """A final chunk got its reward."""
 
@@ -338,7 +348,7 @@ class Finished:
 
 
 Event = (
-    Admitted | Stored | Answered | Judged | NotScored | DeadLetter | Held | Ended | Claimed | Settled | Epoch | Beat
+    Admitted | Stored | Answered | Judged | NotScored | NotStored | DeadLetter | Held | Ended | Claimed | Settled | Epoch | Beat
     | Published | Tally | Status | Checkpointed | Sampled | Killed | Updated | Audited | Crashed | Stalled | Serving
     | ServerLogged | Faulted | Lost | Repaired | HealthySpan | Blamed | OrderResult | UnreportedJunk | EndOrdered
     | SupervisorEnded | Left | Finished

@@ -9,12 +9,13 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from ops.drill.append_only import read_transactions
-from ops.drill.events import Blamed, Checkpointed, Crashed, Event, Repaired, Sampled, ServerLogged, Updated
+from ops.drill.events import Blamed, Checkpointed, Crashed, Event, NotStored, Repaired, Sampled, ServerLogged, Updated
 from ops.drill.fleet import RUN, DrillFleet
 from ops.drill.game import Game
 from ops.drill.ledger_history import LedgerHistory
@@ -33,6 +34,7 @@ from pipeline.fleet.repair.levels import RepairLevel, StepOutcome
 from pipeline.fleet.repair.records import read_repairs, read_steps
 from pipeline.training.checkpoints import read_checkpoint
 from protocol.errors import DataError
+from protocol.ids import ChunkId
 from protocol.trajectory import FinishReason, TrajectoryChunk, Turn
 
 _CRASH = "worker_failed"
@@ -68,6 +70,7 @@ def read_events(fleet: DrillFleet) -> Iterator[Event]:
         for trajectory, begin, end in read_journal(path):
             yield Sampled(int(path.stem), str(trajectory), begin, end)
     yield from crashes(fleet.run_dir / "logs")
+    yield from refused_windows(fleet.run_dir / "logs")
     yield from repairs(fleet.run_dir)
     yield from blames(fleet.run_dir)
     yield from servers(fleet.run_dir / "ledger" / "server.log")
@@ -143,20 +146,34 @@ def _checkpoints(folder: Path) -> Iterator[Event]:
 
 def crashes(logs: Path) -> Iterator[Crashed]:
     """Find workers that ended by an unexpected error."""
+    for name, row in _logged(logs, _CRASH):
+        yield Crashed(name, str(row.get("exception", row))[-_ERROR_CHARS:])
+    for path in sorted(logs.glob("*.out")):
+        text = path.read_text(errors="replace")
+        if _TRACEBACK.search(text):
+            yield Crashed(path.stem, text[-_ERROR_CHARS:])
+
+
+def refused_windows(logs: Path) -> Iterator[NotStored]:
+    """Find the windows of generators that the ledger refused."""
+    for name, row in _logged(logs, "chunk_not_stored"):
+        trajectory = str(ChunkId.parse(str(row["chunk"])).trajectory)
+        begin = int(row["begin"])
+        yield NotStored(f"{name}#{row['epoch']}", trajectory, begin, begin + int(row["num_tokens"]))
+
+
+def _logged(logs: Path, event: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the lines about an event in the workers' logs, with each log's name."""
     for path in sorted(logs.glob("*.jsonl")):
         for line in path.read_text(errors="replace").splitlines():
-            if _CRASH not in line:
+            if event not in line:
                 continue
             try:
                 row = json.loads(line)
             except json.JSONDecodeError:
                 continue
-            if row.get("event") == _CRASH:
-                yield Crashed(path.stem, str(row.get("exception", row))[-_ERROR_CHARS:])
-    for path in sorted(logs.glob("*.out")):
-        text = path.read_text(errors="replace")
-        if _TRACEBACK.search(text):
-            yield Crashed(path.stem, text[-_ERROR_CHARS:])
+            if row.get("event") == event:
+                yield path.stem, row
 
 
 def repairs(run_dir: Path) -> Iterator[Repaired]:

@@ -115,7 +115,10 @@ class ChunkWriter:
             await self._deliver(chunk, replace(encoded, trace=trace), due_s)
         else:
             self._ctx.count("refused_tokens", chunk.num_tokens)
-            ctx.log.info("chunk_not_stored", chunk=str(chunk.id), status=outcome.status)
+            begin = int(chunk.context_tokens.size)
+            ctx.log.info(
+                "chunk_not_stored", chunk=str(chunk.id), status=outcome.status, begin=begin, num_tokens=chunk.num_tokens
+            )
         if outcome.keeps_lease and not ctx.draining.is_set():
             self._held.extend(writing, window.tokens)
         elif outcome.status is WriteStatus.FENCED:

@@ -33,6 +33,7 @@ from ops.drill.events import (
     Left,
     Lost,
     NotScored,
+    NotStored,
     OrderResult,
     Published,
     Repaired,
@@ -253,6 +254,14 @@ def test_a_history_that_breaks_an_invariant_is_caught(
 ) -> None:
     found = check(tamper(SOUND), LIMITS)
     assert any(v.invariant == invariant and complaint in v.detail for v in found), found
+
+
+def test_a_window_that_the_ledger_refused_is_no_loss_of_a_later_kill() -> None:
+    longer = before(Audited, Sampled(11, "t.0.0", 10, 17))(SOUND)
+    assert [found.invariant for found in check(longer, LIMITS)] == ["kills are cheap"]
+    refused = before(Audited, NotStored(G, "t.0.0", 8, 16))(longer)
+    assert check(refused, LIMITS) == []
+    assert (kill_costs(longer)[0].num_lost, kill_costs(refused)[0].num_lost) == (9, 1)
 
 
 def test_a_run_stopped_after_all_its_updates_may_be_finished_or_stopped() -> None:

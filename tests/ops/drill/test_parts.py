@@ -29,6 +29,7 @@ from ops.drill.events import (
     Epoch,
     Held,
     Lost,
+    NotStored,
     Published,
     ServerLogged,
     Serving,
@@ -39,7 +40,7 @@ from ops.drill.events import (
 from ops.drill.fleet import DrillFleet
 from ops.drill.ledger_history import LedgerHistory
 from ops.drill.leftovers import leftovers
-from ops.drill.record import crashes, servers
+from ops.drill.record import crashes, refused_windows, servers
 from ops.drill.schedule import ASKED, ENVIRONMENT_KINDS, KINDS, WIRE, FaultKind, long_plan, plan, traits
 from ops.drill.truth import TRUTHS, Struck, ask_until_named
 from ops.drill.witness import Witness, servers_of
@@ -224,6 +225,13 @@ def test_a_workers_log_or_last_words_show_a_crash_and_a_verifiers_error_is_none(
         ("learner", "KeyError: 7"),
         ("value", "rtError: y"),
     ]
+
+
+def test_a_generators_log_has_the_windows_that_the_ledger_refused(tmp_path: Path) -> None:
+    row = {"event": "chunk_not_stored", "chunk": "t.5.1.2", "status": "fenced", "begin": 16, "num_tokens": 8}
+    lines = [{"event": "update"}, row | {"worker": "generator-0", "epoch": 3}]
+    (tmp_path / "generator-0.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert list(refused_windows(tmp_path)) == [NotStored("generator-0#3", "t.5.1", 16, 24)]
 
 
 # -- observations of a live run --------------------------------------------------------------------
