@@ -24,7 +24,7 @@ from protocol.errors import DataError
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, Score, TrajectoryChunk
 from protocol.zeromq import ZmqTransport
-from workers.generator.generator import Backoff
+from workers.generator.leasing import Backoff
 from workers.learner.claim_loop import Forecast
 
 RUN = "bench"
