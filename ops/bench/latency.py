@@ -16,7 +16,6 @@ import heapq
 import itertools
 import math
 import sys
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -130,46 +129,80 @@ def _full(config: RunConfig) -> float:
     return config.fleet.generator * config.generation.num_slots / emulation_of(config).decode_base_s
 
 
+@dataclass(slots=True)
+class _Playing:
+    """A trajectory in the ideal run."""
+
+    number: int
+    """In order of admission."""
+    turns: list[tuple[int, float]]
+    age: int = -1
+    """The version at which it began; -1 before."""
+
+
 def ideal_use(config: RunConfig) -> float:
-    """Play the run without any cost but decoding, tools and steps: each slot takes the turn that has waited longest,
-    and credit admits trajectories in order."""
+    """Play the run without any cost but decoding, tools and steps, by the run's own rules: credit admits trajectories in
+    order, a free slot takes the first that is open, and the learner claims as `pipeline/ledger/staleness.md` says."""
     settings, batch, eta = emulation_of(config), config.algorithm.groups_per_update, config.staleness.eta
     num_free = config.fleet.generator * config.generation.num_slots
     trajectories = _trajectories(config)
-    ready: deque[list[tuple[int, float]]] = deque()
-    events: list[tuple[float, int, str, list[tuple[int, float]]]] = []
-    number = itertools.count()
+    open_: list[tuple[int, _Playing]] = []
+    running: dict[int, _Playing] = {}
+    done: list[_Playing] = []
+    events: list[tuple[float, int, str, _Playing | None]] = []
+    order = itertools.count()
     now_s = begin_s = 0.0
-    admitted = version = num_done = num_tokens = 0
+    admitted = version = num_tokens = 0
     is_stepping = False
 
-    def after(seconds: float, what: str, turns: Sequence[tuple[int, float]] = ()) -> None:
-        heapq.heappush(events, (now_s + seconds, next(number), what, list(turns)))
+    def after(seconds: float, what: str, playing: _Playing | None = None) -> None:
+        heapq.heappush(events, (now_s + seconds, next(order), what, playing))
 
     while version < config.run.num_updates:
         while admitted < (eta + 1 + version) * batch:
-            ready.append(next(trajectories))
+            heapq.heappush(open_, (admitted, _Playing(admitted, next(trajectories))))
             admitted += 1
-        if num_done >= batch and not is_stepping:
-            num_done, is_stepping = num_done - batch, True
+        if not is_stepping and (claim := _claim(done, [*running.values()], version, batch, eta)):
+            done = [one for one in done if one.number not in claim]
+            is_stepping = True
             after(settings.step_s, "stepped")
-        while ready and num_free:
-            turns = ready.popleft()
+        while open_ and num_free:
+            _, playing = heapq.heappop(open_)
+            playing.age = version if playing.age < 0 else playing.age
+            running[playing.number] = playing
             num_free -= 1
-            after(turns[0][0] * settings.decode_base_s, "sampled", turns)
-        now_s, _, what, turns = heapq.heappop(events)
-        if what == "sampled":
-            num_free += 1
-            num_tokens += turns[0][0] if version > eta else 0
-            after(turns[0][1], "answered", turns[1:])
-        elif what == "stepped":
+            after(playing.turns[0][0] * settings.decode_base_s, "sampled", playing)
+        now_s, _, what, playing = heapq.heappop(events)
+        if playing is None:
             version, is_stepping = version + 1, False
             begin_s = now_s if version == eta + 1 else begin_s
-        elif turns:
-            ready.append(turns)
+        elif what == "sampled":
+            num_free += 1
+            size, latency = playing.turns.pop(0)
+            num_tokens += size if version > eta else 0
+            after(latency, "answered", playing)
+        elif playing.turns:
+            heapq.heappush(open_, (playing.number, playing))
         else:
-            num_done += 1
+            done = sorted([*done, running.pop(playing.number)], key=lambda one: one.number)
     return num_tokens / (now_s - begin_s) / _full(config)
+
+
+def _claim(done: Sequence[_Playing], running: Sequence[_Playing], version: int, batch: int, eta: int) -> set[int]:
+    """Return the numbers of the trajectories that the claim at ``version`` takes; none while it waits."""
+    edge, chosen = version - eta, dict[int, None]()
+    if len(done) < batch or any(one.age == edge for one in running):
+        return set()
+    for lag in range(eta):
+        late = [one.number for one in done if edge <= one.age <= edge + lag]
+        due = len(late) + sum(edge <= one.age <= edge + lag for one in running)
+        urgent = min(due - lag * batch, batch)
+        missing = max(0, urgent - len(chosen))
+        chosen |= dict.fromkeys([number for number in late if number not in chosen][:missing])
+        if len(chosen) < urgent:
+            return set()
+    rest = [one.number for one in done if one.number not in chosen]
+    return {*chosen, *rest[: batch - len(chosen)]}
 
 
 def _trajectories(config: RunConfig) -> Iterator[list[tuple[int, float]]]:
