@@ -6,11 +6,15 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ops.bench import latency
 from ops.bench.latency import LEAST_S, MOST_S, TURNS, SlowTool, ideal_use, latency_s
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
+from pipeline.ledger.types import LatePolicy
+from tests.oracle.ledger.staleness import ReadyUnit, choose
 
 ROOT = Path(__file__).parents[3]
 
@@ -33,6 +37,27 @@ def test_the_bound_is_full_slots_without_a_tool_and_less_the_longer_it_takes_or_
     at_once = [ideal_use(config(eta, "environment.arguments={is_quick=true}")) for eta in (0, 4)]
     assert at_once[1] == pytest.approx(1.0, abs=0.03)
     assert slow[0] < at_once[0] < at_once[1]
+
+
+@given(
+    done=st.lists(st.integers(0, 6), max_size=12), running=st.lists(st.integers(0, 6), max_size=6),
+    batch=st.integers(1, 6), eta=st.integers(0, 3),
+)  # fmt: skip
+def test_the_bounds_learner_claims_as_the_ledger_does(
+    done: list[int], running: list[int], batch: int, eta: int
+) -> None:
+    edge = 3
+    ready = [latency._Playing(number, [], edge + age) for number, age in enumerate(done) if age <= eta]
+    begun = [latency._Playing(99, [], edge + age) for age in running if age <= eta]
+    found = latency._claim(ready, begun, edge + eta, batch, eta)
+    expected = None
+    if len(ready) >= batch:
+        units = [ReadyUnit(str(one.number), one.age) for one in ready]
+        ages = sorted(one.age for one in begun)
+        expected = choose(
+            units, ages, policy_version=edge + eta, eta=eta, needed=batch, surplus_units=0, late=LatePolicy.WAIT
+        )
+    assert sorted(found) == sorted(map(int, expected or ()))
 
 
 async def test_behind_the_barrier_nobody_goes_on_before_the_last_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
