@@ -19,8 +19,8 @@ from pipeline.data.places import pin_data
 from pipeline.data.report import SkipReason
 from pipeline.data.source import HeldOutSource, PromptSource
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
+from pipeline.environments.turns import row_of
 from protocol.errors import ConfigError, DataError
-from workers.scorers.environment import row_of
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ import pytest
 from pipeline.config.rewards import EnvironmentSection
 from pipeline.data.prompt_form import MESSAGES
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
+from pipeline.environments.turns import row_of
 from pipeline.ledger.contract import Ledger
 from pipeline.ledger.types import Lease
 from protocol.ids import Role
@@ -27,7 +28,7 @@ from tests.workers.scorers.scorers import judge_all, scorer_context
 from workers.engines.generation.seam import SampledWindow
 from workers.generator.chunk_writer import chunk_of, opening_window
 from workers.generator.held_trajectories import Held
-from workers.scorers.environment import Environment, row_of
+from workers.scorers.environment import Environment
 from workers.scorers.reward import Reward, has_ended, response_of
 
 MODEL = Path("ops/demo/tools_model")
@@ -250,7 +251,7 @@ async def test_too_many_turns_end_the_trajectory_as_truncated(tmp_path: Path) ->
 
 async def test_a_context_without_room_for_the_next_turn_is_truncated_and_no_failure(tmp_path: Path) -> None:
     async with opened(tmp_path, "Countdown") as bench:
-        bench.worker._limit = 8
+        bench.worker._turns._limit = 8
         await bench.answered(await bench.opened())
         await bench.answered(await bench.said("12"))
         (ended,) = await bench.overdue_rewards()
@@ -278,7 +279,7 @@ async def test_a_class_that_fails_is_tried_again_and_then_a_dead_letter_but_neve
 async def test_a_first_conversation_longer_than_the_limit_is_a_failure_that_names_it(tmp_path: Path) -> None:
     async with opened(tmp_path, "Countdown") as bench:
         data = bench.worker.ctx.config.data.model_copy(update={"max_prompt_tokens": 3})
-        bench.worker.ctx.config = bench.worker.ctx.config.model_copy(update={"data": data})
+        bench.worker._turns._config = bench.worker.ctx.config.model_copy(update={"data": data})
         chunk = await bench.opened()
         for _ in range(2):
             await bench.answered(chunk)
