@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -18,21 +20,24 @@ from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
+from pipeline.environments.processes import EnvironmentPool
+from pipeline.environments.turns import TurnMaker
 from pipeline.ledger.types import Lease
 from pipeline.preflight.trial import Trial, TriedPrompt, TriedResponse
 from pipeline.process.exit_codes import ExitCode
 from pipeline.rewards.functions import score_responses
 from pipeline.rewards.pool import VerifierPool
-from pipeline.rewards.shaping import shape
 from pipeline.rewards.verifier import VerifierFailure, VerifierOutcome
-from protocol.errors import HeadraceError
+from protocol.errors import EnvironmentFailed, HeadraceError
 from protocol.ids import TrajectoryId
-from protocol.trajectory import TrajectoryChunk
+from protocol.trajectory import Prompt, TrajectoryChunk
 from workers.engines.build import build_generation_engine, build_reward_model, start_weights
-from workers.generator.chunk_writer import chunk_of
+from workers.engines.generation.seam import GenerationEngine, SampledWindow
+from workers.generator.chunk_writer import chunk_of, opening_window
 from workers.generator.held_trajectories import Held
-from workers.scorers.reward import response_of
+from workers.scorers.reward import response_of, shaped_reward, told_verdict
 
+_NAME: Final = "trial"
 _STEPS = 64
 """Decode steps per call of the engine."""
 
@@ -40,58 +45,119 @@ _STEPS = 64
 def try_here(config: RunConfig, *, num_prompts: int, num_samples: int) -> Trial:
     tokenizer = load_text_tokenizer(config.model.path)
     source = PromptSource(config, tokenizer)
-    chunks = sample(
-        config, source, tokenizer, num_prompts=min(num_prompts, source.num_prompts), num_samples=num_samples
+    sampled = asyncio.run(
+        sample(config, source, tokenizer, num_prompts=min(num_prompts, source.num_prompts), num_samples=num_samples)
     )
+    chunks = [one for one in sampled if isinstance(one, TrajectoryChunk)]
     scores: list[float | None] = [None] * len(chunks)
     if config.reward.model is not None:
         model = build_reward_model(config.reward.model)
         read = model.scores([(chunk.prompt, chunk.written_text or "") for chunk in chunks])
         scores = [score - config.reward.model.center for score in read]
-    outcomes = asyncio.run(verdicts(config, chunks, scores))
+    outcomes = iter(asyncio.run(verdicts(config, chunks, scores)))
+    score_of = iter(scores)
     prompts: dict[int, TriedPrompt] = {}
-    for chunk, score, outcome in zip(chunks, scores, outcomes, strict=True):
-        prompt = chunk.prompt
+    for one in sampled:
+        prompt = one.prompt
+        is_verified = not config.has_environment or (isinstance(one, TrajectoryChunk) and told_verdict(one) is None)
         tried = prompts.setdefault(
-            chunk.trajectory.group,
+            one.trajectory.group,
             TriedPrompt(
                 prompt_id=prompt.prompt_id,
                 text=tokenizer.decode(prompt.tokens.tolist(), skip_special_tokens=False),
                 num_tokens=prompt.tokens.size,
                 answer=prompt.answer,
-                verifier=prompt.verifier,
+                verifier=prompt.verifier if is_verified else config.environment.name,
                 responses=[],
             ),
         )
-        tried.responses.append(_tried(config, tokenizer, chunk, score, outcome))
+        if isinstance(one, Unanswered):
+            tried.responses.append(TriedResponse(text="", num_tokens=0, finish_reason="", reason=_last_line(one.error)))
+        else:
+            tried.responses.append(_tried(config, tokenizer, one, next(score_of), next(outcomes)))
     return Trial(model=str(config.model.path), temperature=config.generation.temperature, prompts=[*prompts.values()])
 
 
-def sample(
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A trajectory whose environment failed."""
+
+    trajectory: TrajectoryId
+    prompt: Prompt
+    error: str
+
+
+async def sample(
     config: RunConfig, source: PromptSource, tokenizer: TextTokenizer, *, num_prompts: int, num_samples: int
-) -> list[TrajectoryChunk]:
-    """Return whole responses of the start model, in order of their prompts."""
+) -> list[TrajectoryChunk | Unanswered]:
+    """Return the last chunks of the start model's responses, each of one window, in order of their prompts."""
     whole = config.generation.model_copy(update={"window_tokens": config.generation.max_response_tokens})
     config = config.model_copy(update={"generation": whole})
     weights = start_weights(config)
     engine = build_generation_engine(config)
     held: dict[TrajectoryId, Held] = {}
+    for place in range(num_prompts):
+        for member in range(num_samples):
+            lease = Lease(TrajectoryId("t", place, member), 0, place, None)
+            held[lease.trajectory] = Held(lease, source.at(place), np.empty(0, np.int32), 0)
     try:
         engine.load_weights(weights, 0)
-        for place in range(num_prompts):
-            for member in range(num_samples):
-                lease = Lease(TrajectoryId("t", place, member), 0, place, None)
-                one = Held(lease, source.at(place), np.empty(0, np.int32), 0)
-                held[lease.trajectory] = one
+        if config.has_environment:
+            ended = await _play(config, tokenizer, engine, dict(held))
+        else:
+            for one in held.values():
                 engine.submit(one.request(config, source.responses))
-        chunks: dict[TrajectoryId, TrajectoryChunk] = {}
-        while len(chunks) < len(held):
-            for window in engine.advance(_STEPS):
-                one = held[window.trajectory]
-                chunks[window.trajectory] = chunk_of(one, window, tokenizer, config, worker="trial")
-        return [chunks[name] for name in held]
+            ended = {}
+            while len(ended) < len(held):
+                for window in engine.advance(_STEPS):
+                    one = held[window.trajectory]
+                    ended[window.trajectory] = chunk_of(one, window, tokenizer, config, worker=_NAME)
+        return [ended[name] for name in held]
     finally:
         engine.close()
+
+
+async def _play(
+    config: RunConfig, tokenizer: TextTokenizer, engine: GenerationEngine, held: dict[TrajectoryId, Held]
+) -> dict[TrajectoryId, TrajectoryChunk | Unanswered]:
+    """Play each trajectory's turns with the run's environment, to the last chunk."""
+    ended: dict[TrajectoryId, TrajectoryChunk | Unanswered] = {}
+    ready: list[Held] = []
+    async with asyncio.TaskGroup() as tasks:
+        pool = EnvironmentPool(config.environment, tasks.create_task)
+        turns = TurnMaker(config, tokenizer, pool)
+
+        async def answer(one: Held, window: SampledWindow) -> None:
+            chunk = chunk_of(one, window, tokenizer, config, worker=_NAME)
+            try:
+                turn = await turns.answer(chunk)
+            except EnvironmentFailed as error:
+                ended[one.trajectory] = Unanswered(one.trajectory, one.prompt, str(error))
+                return
+            if turn.is_done:
+                ended[one.trajectory] = msgspec.structs.replace(chunk, turn=turn)
+                return
+            lease = Lease(one.trajectory, chunk.id.index + 1, one.lease.prompt, chunk, turn=turn)
+            ready.append(Held.of(lease, one.prompt))
+
+        try:
+            await pool.check()
+            answering = {tasks.create_task(answer(one, opening_window(name, 0))) for name, one in held.items()}
+            while len(ended) < len(held):
+                for one in ready:
+                    held[one.trajectory] = one
+                    engine.submit(one.request(config))
+                ready.clear()
+                if engine.stats().num_live:
+                    # in a thread, so that environments are heard meanwhile
+                    for window in await asyncio.to_thread(engine.advance, 1):
+                        answering.add(tasks.create_task(answer(held[window.trajectory], window)))
+                elif answering:
+                    await asyncio.wait(answering, return_when=asyncio.FIRST_COMPLETED)
+                answering = {task for task in answering if not task.done()}
+        finally:
+            await pool.aclose()
+    return ended
 
 
 async def verdicts(
@@ -104,25 +170,20 @@ async def verdicts(
     async with VerifierPool(config.reward, configured=config.verifier_paths) as pool:
         await pool.start(sorted(named))
         responses = [response_of(chunk, score) for chunk, score in zip(chunks, scores, strict=True)]
-        return await score_responses(pool, functions, responses, groups=[chunk.trajectory.group for chunk in chunks])
+        known = {place: told for place, chunk in enumerate(chunks) if (told := told_verdict(chunk)) is not None}
+        groups = [chunk.trajectory.group for chunk in chunks]
+        return await score_responses(pool, functions, responses, groups=groups, known=known)
 
 
 def _tried(
     config: RunConfig, tokenizer: TextTokenizer, chunk: TrajectoryChunk, score: float | None, outcome: VerifierOutcome
 ) -> TriedResponse:
-    text = tokenizer.decode(chunk.tokens.tolist(), skip_special_tokens=False)
-    size = {"num_tokens": chunk.response_length, "finish_reason": str(chunk.finish_reason)}
+    response = response_of(chunk, score)
+    text = tokenizer.decode([*response.token_ids], skip_special_tokens=False)
+    size = {"num_tokens": chunk.num_sampled, "finish_reason": str(response.finish_reason)}
     if isinstance(outcome, VerifierFailure):
-        last = next((line for line in reversed(outcome.error.splitlines()) if line.strip()), outcome.kind)
-        return TriedResponse(text=text, reason=f"{outcome.kind}: {last.strip()}", **size)
-    shaped = shape(
-        config.reward,
-        outcome,
-        num_tokens=chunk.response_length,
-        max_response_tokens=config.generation.max_response_tokens,
-        finish_reason=chunk.finish_reason,
-        model_part=None if score is None or config.reward.model is None else config.reward.model.weight * score,
-    )
+        return TriedResponse(text=text, reason=f"{outcome.kind}: {_last_line(outcome.error)}", **size)
+    shaped = shaped_reward(config, chunk, outcome, score)
     return TriedResponse(
         text=text,
         accuracy=shaped.accuracy if outcome.judged else None,
@@ -132,6 +193,10 @@ def _tried(
         reason=outcome.reason,
         **size,
     )
+
+
+def _last_line(error: str) -> str:
+    return next((line.strip() for line in reversed(error.splitlines()) if line.strip()), "no reason given")
 
 
 def main() -> ExitCode:

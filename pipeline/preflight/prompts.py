@@ -22,9 +22,13 @@ _SHOWN_CHARS: Final = 800
 def check_prompts(config: RunConfig, source: PromptSource, tokenizer: TextTokenizer) -> list[CheckFinding]:
     """Return findings about the form of prompts, the first of them, and the end tokens. Raises
     ConfigError or DataError for an end token outside the vocabulary."""
-    found = _forms("training", source.report, source.at(0), tokenizer)
-    if source.num_evaluation_prompts:
-        found += _forms("evaluation", source.evaluation_report, source.evaluation_at(0), tokenizer)
+    if config.has_environment:
+        what = f"{config.environment.name} begins each conversation from its row: `headrace try` shows what the model reads"
+        found = [fine(PROMPTS, what)]
+    else:
+        found = _forms("training", source.report, source.at(0), tokenizer)
+        if source.num_evaluation_prompts:
+            found += _forms("evaluation", source.evaluation_report, source.evaluation_at(0), tokenizer)
     ends = end_tokens(config.model.path, tokenizer, config.generation.stop_token_ids)
     if ends:
         named = ", ".join(f"{tokenizer.decode([end], skip_special_tokens=False)!r} ({end})" for end in ends)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config.rewards import EnvironmentSection
 from pipeline.config.schema import RunConfig
 from protocol.errors import ConfigError
 from tests.small_run import small_run
@@ -43,6 +44,33 @@ def test_a_verifier_that_raises_leaves_responses_without_a_verdict_and_says_why(
     assert [response.accuracy for response in trial.responses] == [None, None]
     assert "no unit for this answer" in trial.responses[0].reason
     assert trial.num_unjudged == 2
+
+
+def with_environment(config: RunConfig, name: str) -> RunConfig:
+    section = EnvironmentSection.model_validate({"path": f"tests.pipeline.environments.user_environments:{name}"})
+    config = changed(config, "model", path=Path("ops/demo/tools_model"))
+    return changed(config, "generation", max_response_tokens=64).model_copy(update={"environment": section})
+
+
+def test_with_an_environment_each_conversation_is_played_to_its_end_with_its_rewards(tmp_path: Path) -> None:
+    config = with_environment(small_run(tmp_path), "Shows")
+    trial = try_here(config, num_prompts=2, num_samples=2)
+    assert [len(prompt.responses) for prompt in trial.prompts] == [2, 2] and trial.num_unjudged == 0
+    for prompt in trial.prompts:
+        assert "user\n3" in prompt.text, "what `reset` began, and not the row's prompt"
+    for response in trial.responses:
+        if not response.is_cut:
+            turns = response.text.split("<|im_end|>\n<|im_start|>user\n")
+            assert [left[0] for left in turns[1:]] == ["2", "1"]
+            said = [turn.rpartition("<|im_start|>assistant\n")[2].removesuffix("<|im_end|>") for turn in turns]
+            assert response.parts["environment"] == sum(text.strip().isdigit() for text in said)
+    assert not all(response.is_cut for response in trial.responses)
+
+
+def test_an_environment_that_raises_leaves_responses_without_a_verdict_and_says_why(tmp_path: Path) -> None:
+    trial = try_here(with_environment(small_run(tmp_path), "Raises"), num_prompts=1, num_samples=2)
+    assert [response.accuracy for response in trial.responses] == [None, None]
+    assert "no such move" in trial.responses[0].reason
 
 
 def test_only_a_learner_of_ones_own_knows_the_weights_that_it_publishes_first(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from msgspec import UnsetType
 
 from pipeline.config.import_path import is_import_path
 from pipeline.config.operations import REWARDS
+from pipeline.config.schema import RunConfig
 from pipeline.files.code_copies import CODE_FOLDER, checked_code
 from pipeline.observability.settings_changes import read_changes
 from pipeline.preflight.model_folder import loading
@@ -59,7 +60,7 @@ from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange, standing
 from protocol.errors import ConfigError, DataError, EngineError
 from protocol.ids import ChunkId, Role
-from protocol.trajectory import Field, FinishReason, TrajectoryChunk
+from protocol.trajectory import Field, FinishReason, RewardScore, TrajectoryChunk
 from workers.engines.build import build_reward_model
 from workers.scorers.guided_passes import GuidanceSource, Scored
 from workers.scorers.scorer import ConcurrentScorer
@@ -150,7 +151,7 @@ class Reward(ConcurrentScorer):
         if config.model is not None:
             self.ctx.starting(loading(config.model.path))
             self._model = await self.ctx.prepare("reward model", build_reward_model, config.model)
-            self._weight, self._center = config.model.weight, config.model.center
+            self._center = config.model.center
         self._trial = CodeTrial(self.ctx)
         version = self._trial.version
         code = self.ctx.run_dir / CODE_FOLDER / version if version else None
@@ -281,16 +282,7 @@ class Reward(ConcurrentScorer):
             if not verdict.judged:
                 self.ctx.count("not_judged")
                 self.ctx.log.warning("answer_not_judged", chunk=str(chunk.id), reason=verdict.reason)
-            shaped = shape(
-                self.ctx.config.reward,
-                verdict,
-                num_tokens=chunk.num_sampled,
-                max_response_tokens=self.ctx.config.generation.max_response_tokens,
-                finish_reason=response_of(chunk, None).finish_reason,
-                model_part=None if score is None else self._weight * score,
-                environment_part=0.0 if isinstance(chunk.turn, UnsetType) else chunk.turn.reward,
-                is_judged_by_environment=not isinstance(chunk.turn, UnsetType) and chunk.turn.accuracy is not None,
-            )
+            shaped = shaped_reward(self.ctx.config, chunk, verdict, score)
             scored.append((chunk, response_of(chunk, score), shaped))
             self.ctx.count("judged")
             self.ctx.count("judged_accuracy", shaped.accuracy)
@@ -370,6 +362,23 @@ def response_of(chunk: TrajectoryChunk, model_score: float | None) -> Response:
         num_tokens=chunk.num_sampled,
         finish_reason=finish_reason,
         model_score=model_score,
+    )
+
+
+def shaped_reward(
+    config: RunConfig, chunk: TrajectoryChunk, verdict: Verdict, model_score: float | None
+) -> RewardScore:
+    """Return the reward of a response, or of a trajectory that an environment has ended."""
+    model, turn = config.reward.model, None if isinstance(chunk.turn, UnsetType) else chunk.turn
+    return shape(
+        config.reward,
+        verdict,
+        num_tokens=chunk.num_sampled,
+        max_response_tokens=config.generation.max_response_tokens,
+        finish_reason=response_of(chunk, None).finish_reason,
+        model_part=None if model_score is None or model is None else model.weight * model_score,
+        environment_part=turn.reward if turn else 0.0,
+        is_judged_by_environment=turn is not None and turn.accuracy is not None,
     )
 
 

@@ -207,6 +207,11 @@ def test_a_check_shows_the_form_and_the_first_prompt_as_the_model_reads_it(chat_
     assert said["prompts"].endswith("as '<s>2+2?'; the tokenizer has a chat template, which data.chat = true uses")
 
 
+def test_a_check_with_an_environment_shows_no_prompt_that_the_model_does_not_read(chat_model: Path) -> None:
+    said = checked(run(chat_model, [QUESTION], {"environment": {"path": "mine:Game"}}))
+    assert "mine:Game begins each conversation" in said["prompts"] and "2+2" not in said["prompts"]
+
+
 def test_a_model_without_any_end_token_is_told(tmp_path: Path) -> None:
     folder = model(tmp_path / "model", None)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
