@@ -80,7 +80,7 @@ class Bench:
         assert isinstance(clock, ManualClock)
         while not answering.done():
             # no reward worker listens, so it gives up to send what has ended
-            await clock.advance(0.01)
+            await clock.advance(0.5)
             await asyncio.sleep(0.01)
 
     async def overdue_rewards(self) -> list[TrajectoryChunk]:
