@@ -6,9 +6,10 @@ is done: one device sync per batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +29,7 @@ from workers.engines.model.packed import (
     PartLoss,
     Plan,
     TokenScores,
+    hidden_packed,
     loss_packed,
     score_packed,
     share_of_plan,
@@ -97,10 +99,7 @@ class PackedPolicy(torch.nn.Module):
     def forward(self, batch: PackedTokens, loss: PolicyLoss | None = None) -> torch.Tensor:
         """Return the log-probs [M] of the scored tokens, or with ``loss`` its sum over them."""
         settings = self._settings
-        context: AbstractContextManager[object] = nullcontext()
-        if settings.autocast is not None:
-            context = torch.autocast(batch.tokens.device.type, dtype=settings.autocast)
-        with context:
+        with self._context(batch):
             if loss is None:
                 return score_packed(self.model, batch, settings.temperature, head_bytes=settings.head_bytes).logprobs
             return loss_packed(
@@ -114,6 +113,15 @@ class PackedPolicy(torch.nn.Module):
                 keep_rows=loss.keep_rows,
                 keep_states=loss.keep_states,
             )
+
+    def states(self, batch: PackedTokens) -> torch.Tensor:
+        """Return the last hidden states [N, hidden]."""
+        with self._context(batch):
+            return hidden_packed(self.model, batch)
+
+    def _context(self, batch: PackedTokens) -> AbstractContextManager[object]:
+        dtype = self._settings.autocast
+        return nullcontext() if dtype is None else torch.autocast(batch.tokens.device.type, dtype=dtype)
 
 
 def trial_numbers(policy: PackedPolicy, model: PreTrainedModel) -> torch.Tensor:
@@ -182,46 +190,73 @@ def accumulate_gradient(
     ``plan`` is the whole batch's micro-batches, or one rank's share. ``backward`` replaces
     ``loss.backward()``. ``loss_scale`` multiplies only the gradient: the number of ranks where a
     backend averages over them."""
-    weights = rule.token_weights(samples)
-    has_imitation = rule.settings.positive_nll_coefficient > 0.0
-    imitation = rule.imitation_weights(samples) if has_imitation else None
-    entropy = Entropy.DIFFERENTIATE if rule.needs_entropy else Entropy.MEASURE
-    sums: dict[str, torch.Tensor] = {}
-    largest = torch.full((3,), -torch.inf, dtype=torch.float64, device=device)
-    mean = _mean_weight(rule, samples)
+    batch = BatchLoss(samples, rule, device)
     lengths = [int(sample.tokens.size) for sample in samples]
     for number, indices in enumerate(plan, start=1):
         with work.part(share_of_plan(plan, indices, lengths)):
-            batch = _pack(samples, indices)
-            counts = float(bool(indices))
-            chosen = indices or [_shortest(samples)]
-            losses = _MicroBatchLoss(
-                rule,
-                batch,
-                device,
-                mean,
-                counts * np.concatenate([weights[index] for index in chosen]),
-                None if imitation is None else counts * np.concatenate([imitation[index] for index in chosen]),
-            )
-            loss = policy(
-                PackedTokens.from_batch(batch, device),
-                PolicyLoss(losses.of_part, batch.row_ids, rule.reads_rows, entropy, rule.needs_states),
-            )
-            metrics = losses.metrics()
-            rows = _row_metrics(batch, metrics)
-            for name, values in {**metrics, **rows, "loss": loss.detach()}.items():
-                total = counts * values.double().sum()
-                sums[name] = sums[name] + total if name in sums else total
-            if indices:
-                gap, nowhere = rows["log_perplexity_gap"], ~_has_loss(batch, device)
-                both = (gap.masked_fill(nowhere, -torch.inf), (-gap).masked_fill(nowhere, -torch.inf))
-                found = torch.stack([metrics["policy_ratio"].max(), both[0].max(), both[1].max()])
-                largest = torch.maximum(largest, found.double())
+            micro = batch.micro_batch(indices)
+            loss = policy(micro.tokens, micro.loss)
+            micro.count(loss)
             if backward is None:
                 (loss * loss_scale).backward()
             else:
-                backward(loss * loss_scale, sums["loss"] if number == len(plan) else None)
-    return BatchSums(sums, largest)
+                backward(loss * loss_scale, batch.sums["loss"] if number == len(plan) else None)
+    return BatchSums(batch.sums, batch.largest)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What a forward pass takes, and what is to be done with the loss that it returns."""
+
+    tokens: PackedTokens
+    loss: PolicyLoss
+    count: Callable[[torch.Tensor], None]
+    """Adds loss and metrics to the sums of the batch; called after the pass."""
+
+
+class BatchLoss:
+    """The loss of a whole batch, a micro-batch at a time. Its weights are those of the whole batch."""
+
+    def __init__(self, samples: Sequence[TrainingSample], rule: Rule, device: torch.device) -> None:
+        self._samples, self._rule, self._device = samples, rule, device
+        self._weights = rule.token_weights(samples)
+        has_imitation = rule.settings.positive_nll_coefficient > 0.0
+        self._imitation = rule.imitation_weights(samples) if has_imitation else None
+        self._entropy = Entropy.DIFFERENTIATE if rule.needs_entropy else Entropy.MEASURE
+        self._mean = _mean_weight(rule, samples)
+        self.sums: dict[str, torch.Tensor] = {}
+        """As in :class:`BatchSums`, over the micro-batches counted so far."""
+        self.largest = torch.full((3,), -torch.inf, dtype=torch.float64, device=device)
+
+    def micro_batch(self, indices: Sequence[int]) -> MicroBatch:
+        """Pack the samples of these indices; without any, a pass that counts for nothing."""
+        rule, batch, weight = self._rule, _pack(self._samples, indices), float(bool(indices))
+        chosen = indices or [_shortest(self._samples)]
+        losses = _MicroBatchLoss(
+            rule,
+            batch,
+            self._device,
+            self._mean,
+            weight * np.concatenate([self._weights[index] for index in chosen]),
+            None if self._imitation is None else weight * np.concatenate([self._imitation[i] for i in chosen]),
+        )
+        return MicroBatch(
+            PackedTokens.from_batch(batch, self._device),
+            PolicyLoss(losses.of_part, batch.row_ids, rule.reads_rows, self._entropy, rule.needs_states),
+            partial(self._count, batch, losses, weight),
+        )
+
+    def _count(self, batch: PackedBatch, losses: _MicroBatchLoss, weight: float, loss: torch.Tensor) -> None:
+        metrics = losses.metrics()
+        rows = _row_metrics(batch, metrics)
+        for name, values in {**metrics, **rows, "loss": loss.detach()}.items():
+            total = weight * values.double().sum()
+            self.sums[name] = self.sums[name] + total if name in self.sums else total
+        if weight:
+            gap, nowhere = rows["log_perplexity_gap"], ~_has_loss(batch, self._device)
+            both = (gap.masked_fill(nowhere, -torch.inf), (-gap).masked_fill(nowhere, -torch.inf))
+            found = torch.stack([metrics["policy_ratio"].max(), both[0].max(), both[1].max()])
+            self.largest = torch.maximum(self.largest, found.double())
 
 
 def batch_totals(samples: Sequence[TrainingSample], rule: Rule, sums: BatchSums) -> BatchTotals:
