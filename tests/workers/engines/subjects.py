@@ -21,6 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pipeline.config.learning import DeepSpeedSection
+from pipeline.schedule.timetable import Orders, Step
 from pipeline.training.live_states import StateLoan
 from protocol.errors import ConfigError
 from tests.workers.engines.tiny import ARCHITECTURES, exact_norms
@@ -33,6 +34,7 @@ from workers.engines.training.ranks.build import Ranks, make_training, make_valu
 from workers.engines.training.ranks.group import Group, join
 from workers.engines.training.ranks.launch import is_rank
 from workers.engines.training.ranks.messages import Command, Lead, Lend, decode
+from workers.engines.training.ranks.stages.backend import StagePlan
 from workers.engines.training.seam import TrainingBackend
 from workers.engines.training.torch import TorchTraining
 from workers.engines.value.regression import ValueSettings
@@ -151,9 +153,13 @@ def value_model(folder: Path) -> PreTrainedModel:
 TORCH = Subject("torch", make_torch)
 FSDP2 = Subject("fsdp2", _ranked(0))
 ZERO = [Subject(f"deepspeed-zero{stage}", _ranked(stage), torch.float32) for stage in (1, 2, 3)]
+_STAGES = -1
+PIPELINE = Subject("pipeline", _ranked(_STAGES))
 
 RANKED = [FSDP2, *ZERO]
-CONTRACT = [*([] if is_rank() else [TORCH]), FSDP2, ZERO[1]]
+"""What shares a model of any kind: policies, critics, adapters."""
+TRAINED_IN_SHARES = [*RANKED, PIPELINE]
+CONTRACT = [*([] if is_rank() else [TORCH]), FSDP2, ZERO[1], PIPELINE]
 """On one rank and on two, each of the kinds; all stages of ZeRO are held against plain torch
 besides."""
 
@@ -324,11 +330,31 @@ def _build(model: PreTrainedModel, settings: Settings, stage: int, ranks: Ranks)
         zero=_zero(stage),
         gradient_checkpointing=settings.gradient_checkpointing,
         lora=settings.lora,
+        stages=two_stages() if stage == _STAGES else None,
     )
 
 
 def _zero(stage: int) -> DeepSpeedSection | None:
-    return DeepSpeedSection.model_validate({"stage": stage}) if stage else None
+    return DeepSpeedSection.model_validate({"stage": stage}) if stage > 0 else None
+
+
+def two_stages() -> StagePlan:
+    """Two stages on one rank, or one on each of two."""
+    return StagePlan([0, group().size - 1], 4, gpipe([0, group().size - 1]))
+
+
+def gpipe(ranks: Sequence[int]) -> Callable[[int], Orders]:
+    """Return GPipe's orders for stages on these ranks: all forward passes, then all backward passes."""
+    stages = range(len(ranks))
+    names = [*(f"f{stage}" for stage in stages), *(f"b{stage}" for stage in reversed(stages))]
+
+    def orders(number: int) -> Orders:
+        return [
+            [Step(name, micro) for name in names if ranks[int(name[1:])] == rank for micro in range(number)]
+            for rank in range(max(ranks) + 1)
+        ]
+
+    return orders
 
 
 def _say(number: int) -> None:

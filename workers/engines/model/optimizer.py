@@ -272,9 +272,12 @@ class GuardedOptimizer:
         parameters: Mapping[str, torch.nn.Parameter],
         settings: OptimizerSettings,
         embeddings: Collection[str] = (),
+        total_norm: Callable[[], torch.Tensor] | None = None,
     ) -> None:
-        """``embeddings`` names the parameters whose rows are tokens."""
+        """``embeddings`` names the parameters whose rows are tokens. ``total_norm`` is the norm of all gradients, where
+        other processes have more of them."""
         self._parameters = dict(parameters)
+        self._total_norm = total_norm or self._own_norm
         self._settings = settings
         self._optimizers = make_optimizers(self._parameters, settings, embeddings)
         self._owners = {
@@ -292,10 +295,7 @@ class GuardedOptimizer:
 
     def step(self, loss: float, limits: StepLimits = NO_LIMITS) -> AppliedStep:
         """Take a step if the gradients and ``loss`` are finite and within ``limits``."""
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
-        # the gradients are sharded over ranks
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
+        norm = self._total_norm()
         grad_norm = float(norm)
         work.step()
         learning_rate = self._settings.rate_after(self.num_steps)
@@ -309,6 +309,11 @@ class GuardedOptimizer:
             work.step()
             self.num_steps += 1
         return AppliedStep(applied, grad_norm, learning_rate)
+
+    def _own_norm(self) -> torch.Tensor:
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
+        # the gradients are sharded over ranks
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def clear(self) -> None:
         for optimizer in self._optimizers:

@@ -30,9 +30,9 @@ from tests.workers.engines.generation_contract import bytes_of
 from tests.workers.engines.subjects import (
     CONTRACT,
     FSDP2,
-    RANKED,
     SMOOTH_EPS,
     TORCH,
+    TRAINED_IN_SHARES,
     Make,
     Settings,
     Subject,
@@ -700,7 +700,7 @@ SAME = 1e-5
 adding in float32."""
 
 
-@pytest.fixture(params=RANKED, ids=lambda subject: subject.name)
+@pytest.fixture(params=TRAINED_IN_SHARES, ids=lambda subject: subject.name)
 def ranked(request: pytest.FixtureRequest) -> Iterator[Subject]:
     yield request.param
     forget_followers()

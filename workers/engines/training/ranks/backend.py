@@ -143,15 +143,7 @@ class RankedTraining(RankedBackend, TorchPublishing):
         try:
             with memory_errors(self._max_tokens, MEMORY_ADVICE):
                 with work.part(GRADIENT):
-                    sums = accumulate_gradient(
-                        shards.module,
-                        samples,
-                        rule,
-                        self._plan(samples),
-                        self._group.device,
-                        backward=shards.backward,
-                        loss_scale=self._loss_scale,
-                    )
+                    sums = self._accumulate(samples, rule)
                 totals = batch_totals(samples, rule, self._over_ranks(sums))
                 self._model.wait_for_loans()
                 step = shards.step(totals.loss, limits)
@@ -159,6 +151,18 @@ class RankedTraining(RankedBackend, TorchPublishing):
             shards.clear()
         return StepResult(
             step.applied, totals.loss, step.grad_norm, step.learning_rate, totals.metrics, totals.num_tokens
+        )
+
+    def _accumulate(self, samples: Sequence[TrainingSample], rule: Rule) -> BatchSums:
+        """Add this rank's part of the gradient to the parameters' ``grad``; return its part of the sums."""
+        return accumulate_gradient(
+            self._shards.module,
+            samples,
+            rule,
+            self._plan(samples),
+            self._group.device,
+            backward=self._shards.backward,
+            loss_scale=self._loss_scale,
         )
 
     def _over_ranks(self, sums: BatchSums) -> BatchSums:

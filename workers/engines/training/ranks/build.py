@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pipeline.config.learning import DeepSpeedSection
     from pipeline.config.schema import RunConfig
     from workers.engines.training.lora import LoraSettings
+    from workers.engines.training.ranks.stages.backend import StagePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,10 @@ def make_training(
     tokenizer_from: Path | None = None,
     lora: LoraSettings | None = None,
     publishing: PublishSettings | None = None,
+    stages: StagePlan | None = None,
 ) -> RankedTraining:
-    """Shard ``model``, the same on every rank, with DeepSpeed if ``zero`` is given, else FSDP2.
+    """Shard ``model``, the same on every rank: with DeepSpeed if ``zero`` is given, into ``stages`` if those are,
+    else with FSDP2.
 
     Raises EngineError when the model cannot be sharded or its sequences cannot be packed, and
     ConfigError when the adapter does not fit."""
@@ -109,6 +112,10 @@ def make_training(
     form = weights_form(model, make_skeleton(model), lora, tokenizer_from, forward.autocast if zero is None else None)
     # after eval(), which switches it off
     recompute_layers(model, gradient_checkpointing)
+    if stages is not None:
+        from workers.engines.training.ranks.stages.backend import make_pipelined
+
+        return make_pipelined(model, form, forward, optimizer, ranks.group, ranks.lead, stages, publishing)
     return RankedTraining(_share_out(module, model, form, optimizer, ranks, zero), forward, publishing)
 
 

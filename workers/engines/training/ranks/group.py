@@ -44,20 +44,20 @@ class Group:
     def is_lead(self) -> bool:
         return self.rank == 0
 
-    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Overwrite ``tensor`` with rank 0's, in place, and return it."""
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
+        """Overwrite ``tensor`` with that of rank ``source``, in place, and return it."""
         if self.size > 1:
-            dist.broadcast(tensor, src=0)
+            dist.broadcast(tensor, src=source)
         return tensor
 
-    def broadcast_bytes(self, data: bytes | None) -> np.ndarray:
-        """Return rank 0's ``data`` on every rank, as a writable uint8 array."""
-        length = self.broadcast(torch.tensor([len(data) if data is not None else 0], dtype=torch.int64))
+    def broadcast_bytes(self, data: bytes | None, source: int = 0) -> np.ndarray:
+        """Return the ``data`` of rank ``source`` on every rank, as a writable uint8 array."""
+        length = self.broadcast(torch.tensor([len(data) if data is not None else 0], dtype=torch.int64), source)
         if data is not None:
             buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         else:
             buffer = torch.empty(int(length), dtype=torch.uint8)
-        return self.broadcast(buffer).numpy()
+        return self.broadcast(buffer, source).numpy()
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.size > 1:

@@ -1,0 +1,157 @@
+"""``python -m tests.workers.engines.training.staged NUM_RANKS``: what a pipeline computes, on real processes.
+
+Each rank compares what it has with one process that computes everything, which it does itself. The exit code is 0 if
+all agree."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise, zip_longest
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeline.algorithms.batching import plan_micro_batches
+from pipeline.algorithms.prefixes import SharedPrefixes
+from pipeline.schedule.blocks import Block, Dependency, Placement
+from pipeline.schedule.timetable import Orders, Step
+from tests.rules import make_rule
+from tests.workers.engines.tiny import make_samples, tiny_model
+from workers.engines.model.optimizer import OptimizerSettings
+from workers.engines.model.packed import prepare_packed
+from workers.engines.training.policy_gradient import ForwardSettings, PackedPolicy, accumulate_gradient, batch_totals
+from workers.engines.training.ranks.backend import RankedTraining
+from workers.engines.training.ranks.build import Ranks, make_training
+from workers.engines.training.ranks.group import Group, join
+from workers.engines.training.ranks.launch import enter_rank, is_rank, launch
+from workers.engines.training.ranks.messages import Lead
+from workers.engines.training.ranks.stages.backend import PipelinedTraining, StagePlan
+from workers.engines.training.ranks.stages.executor import OrderedExecutor
+
+RELATIVE = 1e-5
+FORWARD = ForwardSettings(temperature=0.8, micro_batch_tokens=64)
+RULE = make_rule(kl_coefficient=0.1, entropy_coefficient=0.01)
+
+
+def one_forward_one_backward(ranks: Sequence[int], *, split: bool = False) -> Callable[[int], Orders]:
+    """1F1B of one stage a rank; if ``split``, the gradient for the weights follows one micro-batch later."""
+
+    def row(rank: int, number: int) -> list[Step]:
+        early = min(len(ranks) - 1 - rank, number)
+        forward = [Step(f"f{rank}", micro) for micro in range(number)]
+        backward = [[Step(f"{'i' if split else 'b'}{rank}", micro)] for micro in range(number)]
+        for micro in range(number if split else 0):
+            backward[min(micro + 1, number - 1)].append(Step(f"w{rank}", micro))
+        pairs = zip_longest(forward[early:], backward)
+        return forward[:early] + [step for f, b in pairs for step in [*([f] if f else []), *(b or [])]]
+
+    return lambda number: [row(rank, number) for rank in range(len(ranks))]
+
+
+def check_gradients(group: Group, plan: StagePlan, **changes: Any) -> None:
+    """Compare loss, metrics and gradients of a pipeline with those of one process."""
+    samples = make_samples(17, with_old=True)
+    alone = prepare_packed(tiny_model(num_hidden_layers=4, seed=1, **changes))
+    micros = plan_micro_batches(SharedPrefixes.of([sample.tokens for sample in samples]), 512)
+    sums = accumulate_gradient(PackedPolicy(alone, FORWARD), samples, RULE, micros, torch.device("cpu"))
+    truth = batch_totals(samples, RULE, sums)
+
+    ranks = Ranks(group, Lead(group, timeout_s=1e6))
+    model = tiny_model(num_hidden_layers=4, seed=1, **changes)
+    training = make_training(model, FORWARD, OptimizerSettings(1e-3), ranks, stages=plan)
+    assert isinstance(training, PipelinedTraining)
+    # as its step does, on every rank
+    found = batch_totals(samples, RULE, training._over_ranks(training._accumulate(samples, RULE)))
+    shards = training._pipeline
+    shards._join_gradients()
+    assert abs(found.loss - truth.loss) <= RELATIVE * abs(truth.loss), (found.loss, truth.loss)
+    for name, value in truth.metrics.items():
+        assert abs(found.metrics[name] - value) <= 1e-4 * max(1e-2, abs(value)), (name, found.metrics[name], value)
+    assert shards._parameters
+    for name, parameter in shards._parameters.items():
+        expected = alone.get_parameter(name).grad
+        assert parameter.grad is not None and expected is not None, name
+        share = float((parameter.grad - expected).norm() / expected.norm())
+        assert share <= RELATIVE, f"{name}: {share:.1e}"
+    everything = dict(alone.named_parameters())
+    norm = torch.nn.utils.get_total_norm([p.grad for p in everything.values() if p.grad is not None])
+    assert abs(float(shards._norm()) - float(norm)) <= RELATIVE * float(norm)
+    _check_scores(training, group)
+
+
+def _check_scores(training: RankedTraining, group: Group) -> None:
+    samples = make_samples(9, seed=2)
+    found = training._score(samples)
+    told = group.broadcast(torch.cat([torch.from_numpy(one) for one in found]).clone())
+    assert torch.equal(told, torch.cat([torch.from_numpy(one) for one in found])), "every rank has all of them"
+    assert float(told.max()) < 0.0, "log-probs, and none left at 0"
+
+
+class Sums:
+    """Each step's result is the sum of what it gets, plus a number of its own."""
+
+    def __init__(self) -> None:
+        self.results: dict[Step, float] = {}
+
+    def run(self, step: Step, inputs: Mapping[str, torch.Tensor], group: Any) -> torch.Tensor:
+        del group
+        result = torch.tensor([float(sum(map(ord, step.block)) + step.micro_batch) + sum(map(float, inputs.values()))])
+        self.results[step] = float(result)
+        return result
+
+    def empty(self, block: str, micro_batch: int) -> torch.Tensor:
+        return torch.full((1,), torch.nan)
+
+
+def check_executor(group: Group) -> None:
+    """Pass numbers through blocks on one rank, on two and on all, some of an earlier micro-batch."""
+    size, num = group.size, 5
+    everywhere = tuple(range(size))
+    blocks = [Block("all", 1, 0, everywhere), *(Block(f"f{rank}", 1, 0, (rank,)) for rank in range(size))]
+    blocks += [Block("pair", 1, 0, (size - 2, size - 1)), Block("end", 1, 0, everywhere)]
+    names = [block.name for block in blocks]
+    waits = [Dependency(a, b) for a, b in pairwise(names)]
+    waits += [Dependency("all", "pair"), Dependency("f0", "end", 1), Dependency("end", "all", 2)]
+    placement = Placement("test", size, tuple(blocks), tuple(waits)).check()
+    # two micro-batches are under way at once
+    pairs = [(first + micro, name) for first in range(0, num, 2) for name in names for micro in range(2)]
+    steps = [Step(name, micro) for micro, name in pairs if micro < num]
+    orders = [[s for s in steps if rank in placement.by_name[s.block].devices] for rank in everywhere]
+    truth = Sums()
+    for step in steps:
+        of = [(d.before, step.micro_batch - d.distance) for d in waits if d.after == step.block]
+        got = {name: torch.tensor([truth.results[Step(name, micro)]]) for name, micro in of if micro >= 0}
+        truth.run(step, got, None)
+    found = Sums()
+    ran = OrderedExecutor(placement, orders, found).run()
+    assert [one.step for one in ran] == orders[group.rank]
+    assert all(a.end_s <= b.begin_s for a, b in pairwise(ran))
+    assert found.results == {step: truth.results[step] for step in orders[group.rank]}
+
+
+def check(group: Group) -> None:
+    size = group.size
+    chain = list(range(size))
+    check_gradients(group, StagePlan(chain, 6, one_forward_one_backward(chain)))
+    check_gradients(group, StagePlan(chain, 6, one_forward_one_backward(chain, split=True)), tie_word_embeddings=False)
+    check_executor(group)
+
+
+def main() -> int:
+    if not is_rank():
+        return launch([sys.executable, "-m", "tests.workers.engines.training.staged"], int(sys.argv[1]), name="staged")
+    enter_rank()
+    torch.set_num_threads(1)
+    check(join("cpu", timeout_s=60.0))
+    dist.barrier()
+    return 0
+
+
+if __name__ == "__main__":
+    ended = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ended)
