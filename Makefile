@@ -129,7 +129,10 @@ $(SMOLLM2)/config.json:
 	@$(MAKE) --no-print-directory $(GGUF)/.run
 	$(GGUF)/bin/python -m ops.demo.smollm2 --out $(SMOLLM2)
 
-ifeq ($(MODEL),smollm2)
+ifeq ($(MODEL)-$(TASK),smollm2-calls)
+DATA := ops.demo.calls --out runs/calls-data
+TRAINED := smollm2-calls
+else ifeq ($(MODEL),smollm2)
 $(if $(and $(filter-out demo,$(ALGO)),$(filter demo,$(MAKECMDGOALS))),$(error MODEL=smollm2 has the run file configs/smollm2.toml, and no ALGO))
 DATA := ops.demo.sums --out runs/sums-data
 TRAINED := smollm2
@@ -140,14 +143,14 @@ else ifeq ($(TASK),digits)
 DATA := ops.demo.digits --out runs/digits-data
 TRAINED := digits
 else
-$(if $(and $(MODEL)$(TASK),$(filter demo,$(MAKECMDGOALS))),$(error MODEL is $(MODEL) and TASK $(TASK); expected MODEL=smollm2, TASK=tools or digits, or none))
+$(if $(and $(MODEL)$(TASK),$(filter demo,$(MAKECMDGOALS))),$(error MODEL is $(MODEL) and TASK $(TASK); expected MODEL=smollm2 (with TASK=calls or none), TASK=tools or digits, or none))
 DATA := ops.demo.task --out runs/demo-data
 TRAINED := $(ALGO)
 endif
 
 # The demo of recorded responses has two runs, by guidance and by imitation of the same responses.
 ifeq ($(filter nlft nlft-first,$(ALGO)),)
-demo: $(DEMO)/.run $(if $(MODEL),$(SMOLLM2)/config.json) ## train the small model on this machine's CPU with DAPO (SEED=0; ON=join: workers that share no file with the run; ALGO=tppo, vapo, ppo, grpo ...: configs/$(ALGO).toml; ALGO=nlft or nlft-first: from 50 recorded responses, beside fine-tuning on the same; MODEL=smollm2: a real model of 135 million weights; TASK=tools: calls of a calculator; TASK=digits: a game of several turns)
+demo: $(DEMO)/.run $(if $(MODEL),$(SMOLLM2)/config.json) ## train the small model on this machine's CPU with DAPO (SEED=0; ON=join: workers that share no file with the run; ALGO=tppo, vapo, ppo, grpo ...: configs/$(ALGO).toml; ALGO=nlft or nlft-first: from 50 recorded responses, beside fine-tuning on the same; MODEL=smollm2: a real model of 135 million weights, with TASK=calls: writes calls of a tool; TASK=tools: calls of a calculator; TASK=digits: a game of several turns)
 	$(DEMO)/bin/python -m $(DATA)
 	$(DEMO)/bin/headrace up configs/$(TRAINED).toml --fleet configs/fleets/$(or $(MODEL),demo).toml --set run.name=$(RUN) --set run.seed=$(SEED) \
 	  --set generation.engine=$(ENGINE) --on $(ON) --set wire.transport=$(if $(filter local,$(ON)),ipc,tcp)
