@@ -71,6 +71,14 @@ def test_what_is_missing_or_wrong_is_said_in_a_sentence(
     assert message in str(caught.value)
 
 
+def test_turns_whose_ends_would_not_be_learned_are_told(tmp_path: Path) -> None:
+    own = ("environment.path=tools", "environment.tools=['calculator']", "algorithm.name=tppo")
+    found = preflight(op_config(tmp_path, *own, "algorithm.tail_drop_tokens=5")).findings
+    assert any("the last 5 tokens of each turn" in line for line in found)
+    found = preflight(op_config(tmp_path, *own, "algorithm.tail_drop_tokens=0")).findings
+    assert not any("tokens of each turn" in line for line in found)
+
+
 def test_an_environment_is_loaded_with_its_tools_before_anything_starts(tmp_path: Path) -> None:
     own = ("environment.path=tools", "environment.tools=['python']")
     assert "environment: tools" in preflight(op_config(tmp_path, *own)).findings
