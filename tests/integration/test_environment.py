@@ -33,18 +33,18 @@ def settings(tmp_path: Path, *more: str) -> tuple[str, ...]:
 
 
 def test_a_run_with_an_environment_goes_on_through_kills_and_its_books_balance(tmp_path: Path) -> None:
-    with fleet(tmp_path, *settings(tmp_path, "run.num_updates=12"), of=("tools", "demo")) as run:
+    with fleet(tmp_path, *settings(tmp_path, "run.num_updates=9"), of=("tools", "demo")) as run:
         run.wait_until(lambda: run.num_updates() >= 1, "an update")
         kill(run, "environment-0")
         run.wait_until(lambda: run.num_updates() >= 3, "updates after the environment's death")
         kill(run, "generator-0")
         kill(run, "environment-0")
         assert run.finish() == 0, run.output.read_text()
-        assert run.num_updates() == 12
+        assert run.num_updates() == 9
         audit = run.audit()
         assert audit["balances"]
         groups = audit["groups"]
-        assert (groups["trained"], "dead_letter" in groups["dropped"]) == (12 * 16, False), (
+        assert (groups["trained"], "dead_letter" in groups["dropped"]) == (9 * 16, False), (
             "a killed turn is tried again"
         )
     assert not marked(WORKER_MARK, worker_mark(run.run_dir)), "nothing that it started is left"
