@@ -73,7 +73,8 @@ def _known_engine(*built_in: str) -> AfterValidator:
 
 GenerationEngineName = Annotated[str, _known_engine("local", "vllm")]
 ScoringBackendName = Annotated[str, _known_engine("torch", "vllm")]
-TrainingBackendName = Annotated[str, _known_engine("torch", "fsdp2", "deepspeed")]
+TrainingBackendName = Annotated[str, _known_engine("torch", "fsdp2", "deepspeed", "pipeline")]
+ValueBackendName = Annotated[str, _known_engine("torch", "fsdp2", "deepspeed")]
 """Any other engine is named by the import path of its factory function."""
 
 

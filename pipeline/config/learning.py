@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from pipeline.config.base import ComputeType, Fraction, Positive, ReadIf, Recompute, Section, section, setting
-from pipeline.config.catalogue import BUILT_IN, TrainingBackendName, rule_class
+from pipeline.config.catalogue import BUILT_IN, TrainingBackendName, ValueBackendName, rule_class
 from pipeline.config.import_path import is_import_path, search_also
 
 
@@ -47,6 +47,8 @@ _ALL_ONE = "an update is one optimiser step, so all ratios are 1; raise num_mini
 _SEVERAL_RATIOS = ReadIf(_has_several_ratios, _ALL_ONE)
 _CRITIC_ZERO = ReadIf(lambda run: run.value.backend == "deepspeed", "value.backend is not deepspeed")
 _ZERO = ReadIf(lambda run: run.learner.backend == "deepspeed", "learner.backend is not deepspeed")
+_PIPES = ReadIf(lambda run: run.learner.backend == "pipeline", "learner.backend is not pipeline")
+_SEARCHES = ReadIf(lambda run: run.learner.pipeline.schedule == "search", "only schedule search has a limit of memory")
 _ADAPTS = ReadIf(lambda run: run.learner.lora.rank > 0, "learner.lora.rank is 0")
 _DECAYS = ReadIf(lambda run: run.learner.schedule != "constant", "learner.schedule is constant")
 _DECAY_LENGTH = "only schedule warmup-stable-decay has a decay of separate length"
@@ -481,10 +483,38 @@ class DeepSpeedSection(Section):
     config: dict[str, Any] = setting({}, "More sections of DeepSpeed's configuration, for example comms_logger.")
 
 
+class PipelineSection(Section):
+    """The stages of the model, for the backend pipeline: consecutive layers, of which each rank has some."""
+
+    stages: int = setting(
+        0, "learner.ranks of them, or twice as many. 0: as many as the schedule needs.", ge=0, unit="stages"
+    )
+    schedule: str = setting(
+        "1f1b",
+        "The order of the stages' work: gpipe, 1f1b, zb-h1, or, with two stages a rank, interleaved, zb-v, dualpipev. "
+        "search (an extra, plan) finds the shortest period. Or a file that `headrace schedule --json` wrote.",
+        also="pipeline_schedule pipeline_parallel_schedule",
+    )
+    micro_batches: Positive = setting(
+        8,
+        "Micro-batches of an optimiser step that has as many responses; more if learner.micro_batch_tokens asks for it.",
+        unit="micro-batches",
+        also="pipeline_parallel_microbatches num_micro_batches",
+    )
+    memory: int = setting(
+        0,
+        "Micro-batches that a rank may hold between their forward and backward pass, in each of its stages. 0: as many as "
+        "there are stages.",
+        ge=0,
+        unit="micro-batches",
+        read_if=_SEARCHES,
+    )
+
+
 class ValueSection(Section):
     """The value process. It starts only if the algorithm has a critic (ppo, vapo, tppo)."""
 
-    backend: TrainingBackendName = setting("torch", "As learner.backend.")
+    backend: ValueBackendName = setting("torch", "As learner.backend, but no pipeline.")
     ranks: Positive = setting(1, "As learner.ranks.", unit="processes")
     deepspeed: DeepSpeedSection = section(DeepSpeedSection(), read_if=_CRITIC_ZERO)
     path: Path | None = setting(
@@ -576,8 +606,8 @@ class LearnerSection(Section):
 
     backend: TrainingBackendName = setting(
         "torch",
-        "torch: one process holds the model. fsdp2 (of torch) and deepspeed (an extra) share it among ranks. Or "
-        "package.module:function of your own, see [engines].",
+        "torch: one process holds the model. fsdp2 (of torch) and deepspeed (an extra) share each layer among ranks, "
+        "pipeline shares out the layers. Or package.module:function of your own, see [engines].",
     )
     ranks: Positive = setting(
         1,
@@ -586,6 +616,7 @@ class LearnerSection(Section):
         also="n_gpus_per_node num_gpus_per_node num_train_gpus",
     )
     deepspeed: DeepSpeedSection = section(DeepSpeedSection(), read_if=_ZERO)
+    pipeline: PipelineSection = section(PipelineSection(), read_if=_PIPES)
     lora: LoraSection = LoraSection()
     optimizer: Literal["adamw-fused", "adamw", "adamw-8bit", "adafactor", "muon"] = setting(
         "adamw-fused",

@@ -41,7 +41,11 @@ from protocol.trajectory import Field
 
 RANKED_BACKENDS = ("fsdp2", "deepspeed")
 
-RANKED_OPTIMIZERS = {"fsdp2": ("adamw-fused", "adamw", "muon"), "deepspeed": ("adamw-fused", "adamw")}
+RANKED_OPTIMIZERS = {
+    "fsdp2": ("adamw-fused", "adamw", "muon"),
+    "deepspeed": ("adamw-fused", "adamw"),
+    "pipeline": ("adamw-fused", "adamw"),
+}
 """Optimisers that can update sharded parameters: element by element, or over all ranks by torch."""
 
 DEEPSPEED_OURS = frozenset(
@@ -249,6 +253,7 @@ class RunConfig(Section):
                 self.environment, generation, self.data, self.evaluation, needs_guidance=self.needs_guidance
             )
         self._check_ranks()
+        self._check_pipeline()
         rate_phases(learner, self.run.num_updates)
         self._check_optimizer()
         if algorithm.group_size < 2 and rule.has_group_baseline:
@@ -371,6 +376,27 @@ class RunConfig(Section):
                     f"to 0"
                 )
 
+    def _check_pipeline(self) -> None:
+        learner = self.learner
+        if learner.backend != "pipeline":
+            return
+        ranks, stages = learner.ranks, learner.pipeline.stages
+        if ranks < 2:
+            raise ValueError(
+                "learner.backend is pipeline, but learner.ranks is 1; expected a process for each stage or two: set "
+                "learner.ranks to 2 or more, or learner.backend to torch"
+            )
+        if stages not in (0, ranks, 2 * ranks):
+            raise ValueError(
+                f"learner.pipeline.stages is {stages}, but learner.ranks is {ranks}; expected {ranks} or {2 * ranks}: one or "
+                "two stages for each rank"
+            )
+        if learner.lora.rank:
+            raise ValueError(
+                f"learner.lora.rank is {learner.lora.rank}, but learner.backend pipeline trains whole weights; set "
+                "learner.lora.rank to 0, or learner.backend to fsdp2"
+            )
+
     def _check_ranks(self) -> None:
         algorithm, learner, value = self.algorithm, self.learner, self.value
         in_a_step = algorithm.groups_per_update * algorithm.group_size // algorithm.num_minibatches
@@ -379,7 +405,7 @@ class RunConfig(Section):
             ("value", value, value.device, value.batch_trajectories),
         )
         for name, held, device, num_sequences in sections:
-            if held.ranks > 1 and held.backend not in RANKED_BACKENDS:
+            if held.ranks > 1 and held.backend not in (*RANKED_BACKENDS, "pipeline"):
                 raise ValueError(
                     f"{name}.ranks is {held.ranks}, but {name}.backend {held.backend} is one process; set "
                     f"{name}.backend to {' or '.join(RANKED_BACKENDS)}, or {name}.ranks to 1"

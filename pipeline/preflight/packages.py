@@ -17,7 +17,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from pipeline.config.schema import RANKED_BACKENDS, RunConfig
-from pipeline.preflight.model_folder import tensor_shapes
+from pipeline.preflight.model_folder import read_model_config, tensor_shapes
+from pipeline.schedule.stages import StageOrders, stage_orders
 from protocol.errors import ConfigError
 
 _PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -98,9 +99,44 @@ def check_ranks(config: RunConfig, version: str | None = None) -> list[str]:
             given, change = version or installed("deepspeed"), "install one of those"
             found = require("DeepSpeed", given, "deepspeed", need, instead, to_change=change)
             lines.append(f"{name}: DeepSpeed {found}, ZeRO {section.deepspeed.stage}, {_ranks(section.ranks)}")
+        elif section.backend == "pipeline":
+            check_pipeline_torch(installed("torch") or "none")
+            found = stage_orders_of(config)
+            lines.append(f"{name}: {len(found.ranks)} stages on {_ranks(section.ranks)}, {found.words}")
         elif section.backend in RANKED_BACKENDS:
             lines.append(f"{name}: FSDP2, {_ranks(section.ranks)}")
     return lines
+
+
+_PIPELINE_TORCH: Final = SpecifierSet(">=2.13,<2.14")
+"""Versions whose pipeline runtime, which is private, has been tried."""
+
+
+def check_pipeline_torch(version: str) -> None:
+    """Raise ConfigError for a torch whose pipeline runtime may be another one."""
+    if not fits(version, _PIPELINE_TORCH):
+        raise ConfigError(
+            f"learner.backend is pipeline, which needs torch {span(_PIPELINE_TORCH)}, and torch {version} is "
+            "installed; install that, or set learner.backend to fsdp2"
+        )
+
+
+def stage_orders_of(config: RunConfig, *, recomputes: bool | None = None) -> StageOrders:
+    """Return where the stages of a run's learner are, and their orders.
+
+    ``recomputes``: whether layers are recomputed; by default, if the settings say so. Raises ConfigError if the schedule
+    does not fit, or the model has fewer layers than stages, and DataError."""
+    learner, wanted = config.learner, config.model.gradient_checkpointing
+    pipe, recomputes = learner.pipeline, wanted not in ("auto", False) if recomputes is None else recomputes
+    found = stage_orders(pipe.schedule, learner.ranks, pipe.stages, memory=pipe.memory, recomputes=recomputes)
+    model = read_model_config(config.model.path)
+    layers = (model.get("text_config") or model).get("num_hidden_layers")
+    if isinstance(layers, int) and layers < len(found.ranks):
+        raise ConfigError(
+            f"{config.model.path} has {layers} layers, but learner.pipeline has {len(found.ranks)} stages on {learner.ranks} "
+            "ranks; expected at least one layer a stage: lower learner.ranks or learner.pipeline.stages"
+        )
+    return found
 
 
 def _ranks(number: int) -> str:

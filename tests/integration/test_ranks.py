@@ -46,6 +46,19 @@ def updates(run: RunningFleet) -> list[int]:
     return [row["update"] for row in rows if row["kind"] == "update"]
 
 
+@pytest.mark.long
+def test_a_fleet_trains_as_a_pipeline_and_goes_on_in_one_process(tmp_path: Path) -> None:
+    pipeline = [setting.replace("fsdp2", "pipeline") for setting in TWO_RANKS[1:]]
+    with fleet(tmp_path, *pipeline, "run.num_updates=4", "learner.pipeline.schedule=search") as run:
+        assert run.finish() == 0, run.output.read_text()
+        assert "2 stages on 2 ranks, found order" in run.output.read_text()
+        assert updates(run) == [1, 2, 3, 4]
+    with fleet(tmp_path, "run.num_updates=6", "learner.backend=torch", "learner.ranks=1", resume=run.run_dir) as run:
+        assert run.finish() == 0, run.output.read_text()
+        assert updates(run) == [1, 2, 3, 4, 5, 6]
+        assert run.audit()["balances"] is True
+
+
 def test_a_fleet_trains_on_two_ranks_and_goes_on_after_one_of_them_is_killed(tmp_path: Path) -> None:
     with fleet(tmp_path, *TWO_RANKS) as run:
         run.wait_until(lambda: run.num_updates() >= 3, "the third update", 180.0)

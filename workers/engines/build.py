@@ -55,8 +55,8 @@ def start_weights(config: RunConfig) -> Mapping[str, Any]:
         return {}
     if config.learner.has_own_engine:
         raise ConfigError(
-            f"learner.backend is {config.learner.backend}, and only that code knows its first weights; expected torch, fsdp2 "
-            "or deepspeed"
+            f"learner.backend is {config.learner.backend}, and only that code knows its first weights; expected torch, fsdp2, "
+            "deepspeed or pipeline"
         )
     import torch
 
@@ -90,7 +90,7 @@ def build_reward_model(config: RewardModelSection) -> TorchRewardModel:
 def build_training_backend(config: RunConfig) -> TrainingBackend:
     """Build the learner's backend on the start model; with ranks, rank 0's, once all have joined."""
     match config.learner.backend:
-        case "fsdp2" | "deepspeed":
+        case "fsdp2" | "deepspeed" | "pipeline":
             from workers.engines.training.ranks.build import ranked_training
 
             return ranked_training(config)[1]

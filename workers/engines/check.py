@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1 << 30
 """Largest weight files with which a trial is made."""
-_OURS = ("torch", "fsdp2", "deepspeed")
+_OURS = ("torch", "fsdp2", "deepspeed", "pipeline")
 
 
 def check(config: RunConfig) -> list[str]:
@@ -113,7 +113,8 @@ def _wanted(config: RunConfig) -> list[tuple[Path, str]]:
     if config.generation.engine == "local":
         wanted.append((config.model.path, "slots"))
     if config.learner.backend in _OURS:
-        wanted.append((config.model.path, "packed" if config.learner.backend == "torch" else "shared"))
+        how = {"torch": "packed", "pipeline": "stages"}.get(config.learner.backend, "shared")
+        wanted.append((config.model.path, how))
     if config.has_reference and config.reference.backend == "torch":
         wanted.append((config.reference_model, "packed"))
     if config.has_critic and config.value.backend in _OURS:
@@ -126,6 +127,7 @@ _REFUSALS = {
     "slots": "the local engine cannot serve it",
     "packed": "it cannot be trained or scored",
     "shared": "it cannot be trained in shares",
+    "stages": "it cannot be trained as a pipeline",
     "value": "it cannot be a critic",
     "shared value": "it cannot be a critic in shares",
 }
@@ -177,6 +179,8 @@ def try_model(model: PreTrainedModel, what: str) -> str | None:
     from workers.engines.generation.local.lone import LoneForward
     from workers.engines.model.loading import value_head
     from workers.engines.model.packed import keep_packed, packing_of, prepare_packed
+    from workers.engines.training.policy_gradient import ForwardSettings
+    from workers.engines.training.ranks.stages.cut import cut_model
 
     name = type(model).__name__
     if what == "slots":
@@ -187,6 +191,8 @@ def try_model(model: PreTrainedModel, what: str) -> str | None:
         value_head(model)
     if "shared" in what:
         keep_packed(model)
+    elif what == "stages":
+        cut_model(keep_packed(model), ForwardSettings(1.0, 1), 2)
     elif reason := packing_of(prepare_packed(model)).unpacked_because:
         return f"{name}: sequences are padded, not packed ({reason})"
     return None

@@ -100,6 +100,45 @@ def test_what_is_installed_here_is_taken_and_told(tmp_path: Path) -> None:
     assert check_ranks(op_config(tmp_path)) == []
 
 
+PIPELINE = ("learner.backend=pipeline", "learner.ranks=2")
+
+
+def test_a_pipelines_stages_and_order_are_told(tmp_path: Path) -> None:
+    assert check_ranks(op_config(tmp_path, *PIPELINE)) == ["learner: 2 stages on 2 ranks, 1F1B"]
+    searching = op_config(tmp_path, *PIPELINE, "learner.pipeline.schedule=search")
+    assert check_ranks(searching) == ["learner: 2 stages on 2 ranks, found order, period 3 (optimal)"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["learner.ranks=1"], "learner.ranks is 1; expected a process for each stage or two"),
+        (["learner.pipeline.stages=3"], "learner.pipeline.stages is 3, but learner.ranks is 2; expected 2 or 4"),
+        (["learner.lora.rank=4"], "learner.backend pipeline trains whole weights"),
+        (["learner.optimizer=muon"], "learner.backend pipeline updates shares of them; set learner.optimizer to adamw"),
+        (["value.backend=pipeline"], "expected one of torch, fsdp2, deepspeed"),
+        (["learner.ranks=3"], "has 2 layers, but learner.pipeline has 3 stages on 3 ranks"),
+        (["learner.pipeline.schedule=zb-v"], "has 2 layers, but learner.pipeline has 4 stages on 2 ranks"),
+        (["learner.pipeline.schedule=2f2b"], "learner.pipeline.schedule is '2f2b'; expected search or one of gpipe"),
+        (
+            ["learner.pipeline.schedule=zb-h1", "model.gradient_checkpointing=true"],
+            "splits the backward pass, which would recompute each layer several times",
+        ),
+    ],
+)
+def test_what_cannot_be_a_pipeline_is_refused_before_a_process_starts(
+    tmp_path: Path, overrides: list[str], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        check_ranks(op_config(tmp_path, *PIPELINE, *overrides))
+
+
+def test_a_torch_with_an_untried_pipeline_runtime_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "installed", lambda _: "2.12.1")
+    with pytest.raises(ConfigError, match=r"needs torch 2\.13 up to, not including, 2\.14, and torch 2\.12\.1 is"):
+        check_ranks(op_config(tmp_path, *PIPELINE))
+
+
 def test_a_missing_package_is_refused_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "installed", lambda _: None)
     config = op_config(tmp_path, "learner.optimizer=adamw-8bit")

@@ -159,7 +159,7 @@ PIPELINE = Subject("pipeline", _ranked(_STAGES))
 RANKED = [FSDP2, *ZERO]
 """What shares a model of any kind: policies, critics, adapters."""
 TRAINED_IN_SHARES = [*RANKED, PIPELINE]
-CONTRACT = [*([] if is_rank() else [TORCH]), FSDP2, ZERO[1], PIPELINE]
+CONTRACT = [*([PIPELINE] if is_rank() else [TORCH]), FSDP2, ZERO[1]]
 """On one rank and on two, each of the kinds; all stages of ZeRO are held against plain torch
 besides."""
 

@@ -260,6 +260,7 @@ class _PartLosses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (factor,) = grads
-        # in place: the head's gradient is as large as the head
-        saved = [tensor.mul_(factor.to(tensor.dtype)) for tensor in ctx.saved_tensors]
+        # in place: the head's gradient is as large as the head. Through ``data``, since a pipeline that splits its backward
+        # pass comes here twice, with a factor of 1
+        saved = [tensor.data.mul_(factor.to(tensor.dtype)) for tensor in ctx.saved_tensors]
         return (saved.pop(0) if ctx.has_states else None, None, None, *saved)

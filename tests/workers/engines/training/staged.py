@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise, zip_longest
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ import torch.distributed as dist
 from pipeline.algorithms.batching import plan_micro_batches
 from pipeline.algorithms.prefixes import SharedPrefixes
 from pipeline.schedule.blocks import Block, Dependency, Placement
-from pipeline.schedule.timetable import Orders, Step
+from pipeline.schedule.stages import stage_orders
+from pipeline.schedule.timetable import Step
 from tests.rules import make_rule
-from tests.workers.engines.tiny import make_samples, tiny_model
+from tests.workers.engines.tiny import VOCABULARY, make_samples, tiny_model
 from workers.engines.model.optimizer import OptimizerSettings
 from workers.engines.model.packed import prepare_packed
 from workers.engines.training.policy_gradient import ForwardSettings, PackedPolicy, accumulate_gradient, batch_totals
@@ -36,23 +38,18 @@ FORWARD = ForwardSettings(temperature=0.8, micro_batch_tokens=64)
 RULE = make_rule(kl_coefficient=0.1, entropy_coefficient=0.01)
 
 
-def one_forward_one_backward(ranks: Sequence[int], *, split: bool = False) -> Callable[[int], Orders]:
-    """1F1B of one stage a rank; if ``split``, the gradient for the weights follows one micro-batch later."""
-
-    def row(rank: int, number: int) -> list[Step]:
-        early = min(len(ranks) - 1 - rank, number)
-        forward = [Step(f"f{rank}", micro) for micro in range(number)]
-        backward = [[Step(f"{'i' if split else 'b'}{rank}", micro)] for micro in range(number)]
-        for micro in range(number if split else 0):
-            backward[min(micro + 1, number - 1)].append(Step(f"w{rank}", micro))
-        pairs = zip_longest(forward[early:], backward)
-        return forward[:early] + [step for f, b in pairs for step in [*([f] if f else []), *(b or [])]]
-
-    return lambda number: [row(rank, number) for rank in range(len(ranks))]
-
-
-def check_gradients(group: Group, plan: StagePlan, **changes: Any) -> None:
+def check_gradients(
+    group: Group,
+    schedule: str,
+    *,
+    stages: int = 0,
+    micro_batches: int = 6,
+    forward: ForwardSettings = FORWARD,
+    **changes: Any,
+) -> None:
     """Compare loss, metrics and gradients of a pipeline with those of one process."""
+    found = stage_orders(schedule, group.size, stages)
+    plan = StagePlan(found.ranks, micro_batches, found.orders)
     samples = make_samples(17, with_old=True)
     alone = prepare_packed(tiny_model(num_hidden_layers=4, seed=1, **changes))
     micros = plan_micro_batches(SharedPrefixes.of([sample.tokens for sample in samples]), 512)
@@ -61,15 +58,15 @@ def check_gradients(group: Group, plan: StagePlan, **changes: Any) -> None:
 
     ranks = Ranks(group, Lead(group, timeout_s=1e6))
     model = tiny_model(num_hidden_layers=4, seed=1, **changes)
-    training = make_training(model, FORWARD, OptimizerSettings(1e-3), ranks, stages=plan)
+    training = make_training(model, forward, OptimizerSettings(1e-3), ranks, stages=plan)
     assert isinstance(training, PipelinedTraining)
     # as its step does, on every rank
-    found = batch_totals(samples, RULE, training._over_ranks(training._accumulate(samples, RULE)))
+    got = batch_totals(samples, RULE, training._over_ranks(training._accumulate(samples, RULE)))
     shards = training._pipeline
     shards._join_gradients()
-    assert abs(found.loss - truth.loss) <= RELATIVE * abs(truth.loss), (found.loss, truth.loss)
+    assert abs(got.loss - truth.loss) <= RELATIVE * abs(truth.loss), (got.loss, truth.loss)
     for name, value in truth.metrics.items():
-        assert abs(found.metrics[name] - value) <= 1e-4 * max(1e-2, abs(value)), (name, found.metrics[name], value)
+        assert abs(got.metrics[name] - value) <= 1e-4 * max(1e-2, abs(value)), (name, got.metrics[name], value)
     assert shards._parameters
     for name, parameter in shards._parameters.items():
         expected = alone.get_parameter(name).grad
@@ -133,10 +130,17 @@ def check_executor(group: Group) -> None:
 
 
 def check(group: Group) -> None:
-    size = group.size
-    chain = list(range(size))
-    check_gradients(group, StagePlan(chain, 6, one_forward_one_backward(chain)))
-    check_gradients(group, StagePlan(chain, 6, one_forward_one_backward(chain, split=True)), tie_word_embeddings=False)
+    # split passes, and a head whose gradient is made in parts
+    in_parts = replace(FORWARD, head_bytes=10 * 3 * 8 * VOCABULARY)
+    check_gradients(group, "1f1b")
+    check_gradients(group, "search", micro_batches=3)
+    check_gradients(group, "zb-h1", forward=in_parts, tie_word_embeddings=False)
+    if group.size == 2:
+        # each of the four layers is a stage, and the two ends are on one rank
+        check_gradients(group, "search", stages=4)
+        check_gradients(group, "zb-v", forward=in_parts)
+        check_gradients(group, "interleaved", micro_batches=5)
+        check_gradients(group, "dualpipev", micro_batches=2)
     check_executor(group)
 
 

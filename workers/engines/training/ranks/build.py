@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pipeline.config.load import read_resolved, to_toml
+from pipeline.preflight.packages import stage_orders_of
 from pipeline.process.exit_codes import exit_code_of
 from protocol.errors import HeadraceError
 from protocol.ids import Role
@@ -85,8 +86,20 @@ def ranked_training(config: RunConfig) -> tuple[Ranks, RankedTraining]:
         tokenizer_from=config.model.path,
         lora=lora_settings(config),
         publishing=publish_settings(config),
+        stages=_stage_plan(config, ranks.group, recomputes=bool(plan.recomputed)),
     )
     return ranks, backend
+
+
+def _stage_plan(config: RunConfig, group: Group, *, recomputes: bool) -> StagePlan | None:
+    if config.learner.backend != "pipeline":
+        return None
+    from workers.engines.training.ranks.stages.backend import StagePlan
+
+    found, number = stage_orders_of(config, recomputes=recomputes), config.learner.pipeline.micro_batches
+    # each rank has found it itself
+    group.agree(hashlib.sha256(repr(found.orders(number)).encode()).digest(), "order of the pipeline's work")
+    return StagePlan(found.ranks, number, found.orders)
 
 
 def make_training(

@@ -23,7 +23,7 @@ from workers.engines.training.ranks.group import Group
 from workers.engines.training.ranks.messages import Lead
 from workers.engines.training.ranks.sharded import ShardedModel
 from workers.engines.training.ranks.stages.cut import cut_model
-from workers.engines.training.ranks.stages.runtime import actions_of, check_torch, run_actions
+from workers.engines.training.ranks.stages.runtime import actions_of, run_actions
 from workers.engines.training.ranks.stages.shards import PipelineShards
 from workers.engines.training.trained_weights import WeightsForm
 from workers.engines.value.seam import ValueSample
@@ -43,7 +43,7 @@ class StagePlan:
     micro_batches: int
     """How many micro-batches a step has at least, if it has as many responses."""
     orders: Callable[[int], Orders]
-    """The orders of so many micro-batches, by rank."""
+    """The orders of so many micro-batches, or of a few more, by rank."""
 
 
 class PipelinedTraining(RankedTraining):
@@ -58,7 +58,7 @@ class PipelinedTraining(RankedTraining):
     ) -> None:
         super().__init__(model, forward, publishing)
         self._pipeline, self._stage_plan, self._num_layers = shards, plan, num_layers
-        self._actions = cache(lambda number: actions_of(plan.orders(number)))
+        self._orders = cache(plan.orders)
 
     def _plan(self, sequences: Sequence[TrainingSample | ScoringRequest | ValueSample]) -> list[list[int]]:
         """Return all micro-batches, which every rank passes through its stages."""
@@ -68,6 +68,9 @@ class PipelinedTraining(RankedTraining):
 
     def _accumulate(self, samples: Sequence[TrainingSample], rule: Rule) -> BatchSums:
         batch, plan = BatchLoss(samples, rule, self._group.device), self._plan(samples)
+        orders = self._orders(len(plan))
+        # empty ones, if the schedule cannot do so few
+        plan += [[]] * (1 + max(step.micro_batch for step in orders[0]) - len(plan))
         micros = [batch.micro_batch(indices) for indices in plan]
         lengths = [int(sample.tokens.size) for sample in samples]
         stages = self._pipeline.stages
@@ -85,7 +88,7 @@ class PipelinedTraining(RankedTraining):
 
         some = next(iter(stages.values()))
         run_actions(
-            self._actions(len(micros)),
+            actions_of(orders),
             stages,
             compute,
             num_stages=len(self._stage_plan.ranks),
@@ -128,8 +131,7 @@ def make_pipelined(
 ) -> PipelinedTraining:
     """Cut ``model``, which is prepared for packed rows and the same on every rank.
 
-    Raises ConfigError for a torch with another runtime, and EngineError if the model cannot be cut."""
-    check_torch()
+    Raises EngineError if the model cannot be cut."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     dtype, embeddings = model.dtype, embedding_names(model)
     stages = cut_model(model, forward, len(plan.ranks))

@@ -1,9 +1,9 @@
 """Cuts a causal language model into stages of consecutive layers.
 
-A stage is a shallow copy of the whole model that shares its parameters. Where another stage's layers would be, a
-stand-in hands the states on; where the embedding would be, one returns the states that have been received. So a stage
-runs the model's own code, and a layer keeps its number, by which some models choose its kind of attention. The first
-stage has the embedding, the last one the norm and the head."""
+A stage is a shallow copy of the whole model that shares its parameters. Before its layers a stand-in hands on the states
+that have been received, in place of the embedding too; after them one ends the pass. So a stage runs the model's own
+code, and a layer keeps its number, by which some models choose its kind of attention. The first stage has the embedding,
+the last one the norm and the head."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ class Stage(torch.nn.Module):
     def hidden(self, states: torch.Tensor | None, tokens: PackedTokens) -> torch.Tensor:
         """Return the states after its layers, of the last stage too."""
         with self._receiving(states):
-            return self.policy.states(tokens)
+            try:
+                return self.policy.states(tokens)
+            except _Done as done:
+                return done.states.squeeze(0)
 
     @contextmanager
     def _receiving(self, states: torch.Tensor | None) -> Generator[None]:
@@ -71,7 +74,7 @@ class Stage(torch.nn.Module):
         cut._modules[_name_of(model, whole)] = base
         embedding, layers = _name_of(whole, model.get_input_embeddings()), _layers_name(whole)
         base._modules[layers] = torch.nn.ModuleList(
-            layer if number in self.layers else (_Skipped() if number else self._received)
+            layer if number in self.layers else (self._received if number < self.layers.start else _End())
             for number, layer in enumerate(whole.get_submodule(layers).children())
         )
         if self.index:
@@ -132,9 +135,9 @@ def _try(model: PreTrainedModel, settings: ForwardSettings, stages: Sequence[Sta
 
 
 class _Received(torch.nn.Module):
-    """Stands for embedding and first layer: returns the states that have been received.
+    """Stands for the embedding and the layers before a stage's own: returns the states that have been received.
 
-    For both, because a model may change what its embedding returns."""
+    For the layers too, because a model may change what its embedding returns."""
 
     states: torch.Tensor | None = None
 
@@ -143,11 +146,19 @@ class _Received(torch.nn.Module):
         return self.states
 
 
-class _Skipped(torch.nn.Module):
-    """Stands for a layer of another stage."""
+class _Done(Exception):
+    """A pass has come to the end of a stage."""
+
+    def __init__(self, states: torch.Tensor) -> None:
+        super().__init__()
+        self.states = states
+
+
+class _End(torch.nn.Module):
+    """Stands for the layer after a stage's last one."""
 
     def forward(self, states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return states
+        raise _Done(states)
 
 
 def _shallow(module: Any) -> Any:

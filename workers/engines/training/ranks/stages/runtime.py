@@ -13,29 +13,16 @@ from typing import Any, Final
 
 import torch
 
+from pipeline.preflight.packages import check_pipeline_torch
 from pipeline.schedule.timetable import Orders
 from protocol.errors import ConfigError, EngineError
 
-TESTED: Final = ((2, 13), (2, 14))
-"""Versions of torch, from the first on and below the second, whose runtime has been tried."""
 _BLOCK = re.compile(r"([fbiw])(\d+)")
 _LETTERS: Final = {"f": "F", "b": "B", "i": "I", "w": "W"}
 
 Compute = Callable[[int, torch.Tensor | None, int], torch.Tensor]
 """Runs a stage, by number, on the states [N, hidden] of the stage before it, for the micro-batch of a number. The last
 stage returns the loss."""
-
-
-def check_torch(version: str = torch.__version__) -> None:
-    """Raise ConfigError for a torch whose runtime is another one."""
-    found = tuple(int(part) for part in version.split(".")[:2])
-    first, below = TESTED
-    if not first <= found < below:
-        raise ConfigError(
-            f"learner.backend is pipeline, which needs torch from {first[0]}.{first[1]} to below {below[0]}.{below[1]}, but "
-            f"torch {version} is installed, whose pipeline runtime may be another one; install torch {first[0]}.{first[1]}, or "
-            "set learner.backend to fsdp2"
-        )
 
 
 def actions_of(orders: Orders) -> list[list[str]]:
@@ -71,7 +58,7 @@ def run_actions(
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
-    check_torch()
+    check_pipeline_torch(torch.__version__)
     number = len(lengths)
     between = torch.empty(max(lengths), width, dtype=dtype, device="meta", requires_grad=True)
     nothing = torch.empty(1, 1, device="meta")

@@ -1,0 +1,105 @@
+"""The orders that a learner's stages can have: of forward and backward passes that are each on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pipeline.schedule.baselines import Order, known_orders
+from pipeline.schedule.blocks import Placement
+from pipeline.schedule.search import search
+from pipeline.schedule.shapes import Costs, shape
+from pipeline.schedule.timetable import Orders
+from protocol.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    name: str
+    """In ``baselines``."""
+    shape: str = "V"
+    splits: bool = False
+
+
+NAMED: Final = {
+    "gpipe": _Named("GPipe"),
+    "1f1b": _Named("1F1B"),
+    "zb-h1": _Named("ZB-H1", splits=True),
+    "interleaved": _Named("interleaved 1F1B", "loop"),
+    "zb-v": _Named("ZB-V", "wave", splits=True),
+    "dualpipev": _Named("DualPipeV", "wave", splits=True),
+}
+"""By the name that ``learner.pipeline.schedule`` takes."""
+_SEARCH_S: Final = 10.0
+
+
+@dataclass(frozen=True)
+class StageOrders:
+    """Where a model's stages are, and the order of their passes for any number of micro-batches."""
+
+    placement: Placement
+    order: Order
+    words: str
+    """What it is, for a person."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """The rank of each stage."""
+        names = self.placement.by_name
+        return [names[f"f{stage}"].devices[0] for stage in range(sum(name.startswith("f") for name in names))]
+
+    @property
+    def splits(self) -> bool:
+        """Whether gradients for inputs and for weights are computed apart."""
+        return "w0" in self.placement.by_name
+
+    def orders(self, num: int) -> Orders:
+        """Return the orders of so many micro-batches, or of the next larger number that the schedule can do."""
+        most = num + 2 * self.placement.num_devices
+        for number in range(num, most):
+            try:
+                return self.order(number)
+            except ConfigError:
+                # some need a multiple of the ranks, or twice as many
+                continue
+        return self.order(most)
+
+
+def stage_orders(
+    schedule: str, num_ranks: int, num_stages: int = 0, *, memory: int = 0, recomputes: bool = False
+) -> StageOrders:
+    """Return the orders of a schedule: a name in :data:`NAMED`, or ``search``.
+
+    Args:
+        schedule: As ``learner.pipeline.schedule``.
+        num_ranks: At least 2.
+        num_stages: One or two for each rank; 0: as many as the schedule needs.
+        memory: For ``search``: micro-batches that a rank may hold in each of its stages. 0: as many as there are ranks.
+        recomputes: Whether the backward pass computes the forward pass again.
+
+    Raises ConfigError if the schedule does not exist or does not fit."""
+    if schedule == "search":
+        each = max(1, num_stages // num_ranks)
+        placement = shape("V" if each == 1 else "wave", num_ranks, Costs(backward=3 if recomputes else 2))
+        found = search(placement, [(memory or num_ranks) * each] * num_ranks, time_limit_s=_SEARCH_S)
+        repetend = found.repetend
+        if repetend is None:
+            raise ConfigError(f"no order was found in {_SEARCH_S:g} s; set learner.pipeline.schedule to 1f1b")
+        words = f"found order, period {found.period} ({found.period_proof})"
+        return StageOrders(placement, lambda num: repetend.timetable(num).orders, words)
+    if schedule not in NAMED:
+        raise ConfigError(f"learner.pipeline.schedule is {schedule!r}; expected search or one of {', '.join(NAMED)}")
+    named = NAMED[schedule]
+    placement = shape(named.shape, num_ranks, Costs(backward=2, split=named.splits))
+    made = StageOrders(placement, known_orders(placement)[named.name], named.name)
+    if num_stages not in (0, len(made.ranks)):
+        raise ConfigError(
+            f"learner.pipeline.schedule {schedule} has {len(made.ranks)} stages on {num_ranks} ranks, but "
+            f"learner.pipeline.stages is {num_stages}; leave it out, or set it to {len(made.ranks)}"
+        )
+    if named.splits and recomputes:
+        raise ConfigError(
+            f"learner.pipeline.schedule {schedule} splits the backward pass, which would recompute each layer several times; "
+            "set model.gradient_checkpointing to false, or the schedule to 1f1b"
+        )
+    return made
