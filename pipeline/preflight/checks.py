@@ -274,7 +274,9 @@ def _environment(subject: _Subject) -> list[CheckFinding]:
     risk = "; the model's programs may use the network (environment.arguments.allow_network)" if with_network else ""
     found = [fine("environment", f"environment: {section.agent or section.path}{risk}")]
     if tail := getattr(subject.config.algorithm, "tail_drop_tokens", 0):
-        unlearned = f"the last {tail} tokens of each turn but the last do not train the policy (algorithm.tail_drop_tokens)"
+        unlearned = (
+            f"the last {tail} tokens of each turn but the last do not train the policy (algorithm.tail_drop_tokens)"
+        )
         do = "take another rule if turns are short, such as dapo or vapo"
         found.append(warn("environment", unlearned, "turns that are much longer", do))
     return found
