@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pipeline.schedule.play import play
@@ -49,6 +51,6 @@ def test_two_stages_a_rank_go_there_and_back() -> None:
         ("zb-h1", {"recomputes": True}, "set model.gradient_checkpointing to false"),
     ],
 )
-def test_a_schedule_that_does_not_fit_is_refused(schedule: str, settings: dict[str, int], said: str) -> None:
+def test_a_schedule_that_does_not_fit_is_refused(schedule: str, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         stage_orders(schedule, 2, **settings)
