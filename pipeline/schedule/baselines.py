@@ -18,6 +18,7 @@ from pipeline.schedule.timetable import Orders, Step
 from protocol.errors import ConfigError
 
 _STAGE: Final = re.compile(r"([fbiw])(\d+)")
+ONE_AT_A_TIME: Final = "one at a time"
 _FEW, _MANY = 16, 32
 """Micro-batches a device between which a period is measured."""
 
@@ -28,7 +29,7 @@ Order = Callable[[int], Orders]
 def known_orders(placement: Placement) -> dict[str, Order]:
     """Return the orders for a placement, by name: two for any, and more for those of ``shapes``."""
     by_name = {
-        "one at a time": lambda step, place: (step.micro_batch, place),
+        ONE_AT_A_TIME: lambda step, place: (step.micro_batch, place),
         "GPipe": lambda step, place: (place, step.micro_batch),
     }
     orders: dict[str, Order] = {name: partial(_by_key, placement, key) for name, key in by_name.items()}

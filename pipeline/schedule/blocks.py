@@ -84,6 +84,12 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tr
 
     def check(self) -> Placement:
         """Return itself. Raises ConfigError for work that cannot be scheduled with any memory."""
+        self.check_names()
+        assert self.order
+        return self
+
+    def check_names(self) -> None:
+        """Raise ConfigError for blocks or dependencies that are wrong by themselves, without a look for circles."""
         where = self.name
         if self.num_devices < 1 or not self.blocks:
             raise ConfigError(f"{where}: expected at least one device and one block")
@@ -109,8 +115,6 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tr
                 raise ConfigError(
                     f"{where}: {each.after!r} waits for {each.before!r} at distance {each.distance}; expected 0 or more"
                 )
-        assert self.order
-        return self
 
     def work(self, device: int) -> int:
         """Return how long a device is busy with one micro-batch."""

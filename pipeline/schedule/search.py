@@ -15,7 +15,7 @@ from fractions import Fraction
 from pipeline.schedule.blocks import Placement
 from pipeline.schedule.bounds import Bounds, critical_path, period_bounds
 from pipeline.schedule.repetend import Repetend, unrolled
-from pipeline.schedule.solver import Answer, Model, Solution
+from pipeline.schedule.solver import Answer, Model, Solution, load_solver
 from pipeline.schedule.timetable import Step, Timetable
 from protocol.errors import ConfigError
 
@@ -65,6 +65,7 @@ def search(placement: Placement, memory: Sequence[int], *, unroll: int = 1, time
     repeat together.
 
     Raises ConfigError for a placement that is wrong, and for limits that no order keeps."""
+    load_solver()
     began_s = time.monotonic()
     period_s = time_limit_s * (1 - _LATENCY_SHARE)
     bounds = period_bounds(placement.check(), memory)

@@ -42,7 +42,8 @@ class Solution:
         return max(start + block.span for start, block in zip(self.starts, placement.blocks, strict=True))
 
 
-def _cp_model() -> Any:
+def load_solver() -> Any:
+    """Return OR-tools' module, which takes a second or more to import. Raises ConfigError if it is not installed."""
     try:
         from ortools.sat.python import cp_model
     except ImportError:
@@ -55,7 +56,7 @@ class Model:
 
     def __init__(self, placement: Placement, period: int, memory: Sequence[int]) -> None:
         self._placement, self._period = placement, period
-        cp = self._model = _cp_model().CpModel()
+        cp = self._model = load_solver().CpModel()
         blocks, delays = placement.blocks, least_delays(placement)
         is_sole_source = all(delay is not None for delay in delays[placement.order[0]])
         # a gap in time in which nothing starts can be shortened by a period without more memory
@@ -126,7 +127,7 @@ class Model:
 
     def solve(self, seconds: float, *, least_latency_from: Sequence[int] = ()) -> Solution:
         """Find a schedule; or, given the starts of one, that with the least time from first start to last end."""
-        cp_model = _cp_model()
+        cp_model = load_solver()
         if least_latency_from:
             self._lower_latency(least_latency_from)
         solver = cp_model.CpSolver()

@@ -13,7 +13,21 @@ from click.testing import CliRunner, Result
 
 from pipeline.cli import RENAMED, headrace
 
-DAILY = ["init", "try", "up", "down", "top", "status", "why", "scale", "update", "samples", "score", "doctor"]
+DAILY = [
+    "init",
+    "try",
+    "up",
+    "down",
+    "top",
+    "status",
+    "why",
+    "scale",
+    "update",
+    "samples",
+    "score",
+    "doctor",
+    "schedule",
+]
 GROUPS = {
     "run": "list report compare export replay logs trace dashboard pause resume",
     "fleet": "join tokens place probe drain evict readmit stacks incidents watch selfcheck",
