@@ -19,6 +19,7 @@ NAMES = {
     "overlap": "Barrier, one step off, asynchronous: the same draws.",
     "pipeline": "Found orders of pipeline work on processes that sleep.",
     "recover": "Repairs of killed and frozen workers, on real processes.",
+    "schedule": "Periods and proofs of pipeline schedules, beside known orders.",
     "trace": "Causes of stalls, on emulated fleets with faults.",
     "watch": "The faulty worker in synthetic fleets.",
     "weights": "A version from publish to served, and to other hosts beside bare sockets.",

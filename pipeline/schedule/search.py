@@ -21,6 +21,8 @@ from protocol.errors import ConfigError
 
 _SLICE = 0.025
 """Of the time, for one period at first."""
+_FIRST_SHARE = 0.5
+"""Of the time upward, for the first period."""
 _LEAST_SLICE_S = 0.25
 _LATENCY_SHARE = 0.2
 """Of the time limit, kept for the latency."""
@@ -146,7 +148,9 @@ class _Solves:
 
         def found(period: int) -> Answer:
             nonlocal best, high, left_open
-            solution = self.try_period(work, period, min(slice_s, end_s - time.monotonic()))
+            # mostly the first works
+            share = _FIRST_SHARE * (turn_s - time.monotonic()) if period == low else 0.0
+            solution = self.try_period(work, period, min(max(slice_s, share), end_s - time.monotonic()))
             left_open = [each for each in left_open if each != period]
             if solution.answer is Answer.FOUND:
                 best, high = _Best(work, unroll, period, solution.starts), period
