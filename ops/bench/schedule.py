@@ -2,8 +2,8 @@
 
     python -m ops.bench schedule --rounds 3 --json ops/results/schedule.json
 
-Instances take turns within a round, those of the memory grid and unrolled ones once; seconds are the process's own. Known orders are played by the simulator, and every
-found one passes the judge."""
+Instances take turns within a round, those of the memory grid and unrolled ones once; seconds are the process's own.
+Known orders are played by the simulator, and every found one passes the judge."""
 
 from __future__ import annotations
 
