@@ -154,9 +154,10 @@ class Replay:
         start = leg.span.start
         config = self._config_of(start, {})
         if config.learner.ranks > 1:
+            alone = "--what-if learner.backend=torch " if config.learner.backend == "pipeline" else ""
             raise ConfigError(
                 f"{start.learner} had {config.learner.ranks} ranks, but a replay is one process, which adds in another order: "
-                "add --what-if learner.ranks=1 --no-check to repeat its updates up to rounding"
+                f"add {alone}--what-if learner.ranks=1 --no-check to repeat its updates up to rounding"
             )
         self._check_sources(start, own_sources(dict(config.algorithm), config.algorithm.path), report)
         backend = build_training_backend(config)

@@ -489,7 +489,7 @@ class PipelineSection(Section):
     stages: int = setting(
         0, "learner.ranks of them, or twice as many. 0: as many as the schedule needs.", ge=0, unit="stages"
     )
-    schedule: str = setting(
+    schedule: Literal["gpipe", "1f1b", "zb-h1", "interleaved", "zb-v", "dualpipev", "search"] | Path = setting(
         "1f1b",
         "The order of the stages' work: gpipe, 1f1b, zb-h1, or, with two stages a rank, interleaved, zb-v, dualpipev. "
         "search (an extra, plan) finds the shortest period. Or a file that `headrace schedule --json` wrote.",

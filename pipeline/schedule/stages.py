@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from pipeline.schedule.baselines import Order, known_orders
-from pipeline.schedule.blocks import Placement
+from pipeline.schedule.blocks import Block, Dependency, Placement, chain
+from pipeline.schedule.plan import read_plan
+from pipeline.schedule.play import play
 from pipeline.schedule.search import search
 from pipeline.schedule.shapes import Costs, shape
 from pipeline.schedule.timetable import Orders
@@ -31,6 +35,7 @@ NAMED: Final = {
 }
 """By the name that ``learner.pipeline.schedule`` takes."""
 _SEARCH_S: Final = 10.0
+_PASS: Final = re.compile(r"[fbiw]\d+")
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,9 @@ class StageOrders:
 
 
 def stage_orders(
-    schedule: str, num_ranks: int, num_stages: int = 0, *, memory: int = 0, recomputes: bool = False
+    schedule: str | Path, num_ranks: int, num_stages: int = 0, *, memory: int = 0, recomputes: bool = False
 ) -> StageOrders:
-    """Return the orders of a schedule: a name in :data:`NAMED`, or ``search``.
+    """Return the orders of a schedule: a name in :data:`NAMED`, ``search``, or a file with a plan.
 
     Args:
         schedule: As ``learner.pipeline.schedule``.
@@ -87,19 +92,70 @@ def stage_orders(
             raise ConfigError(f"no order was found in {_SEARCH_S:g} s; set learner.pipeline.schedule to 1f1b")
         words = f"found order, period {found.period} ({found.period_proof})"
         return StageOrders(placement, lambda num: repetend.timetable(num).orders, words)
-    if schedule not in NAMED:
-        raise ConfigError(f"learner.pipeline.schedule is {schedule!r}; expected search or one of {', '.join(NAMED)}")
-    named = NAMED[schedule]
-    placement = shape(named.shape, num_ranks, Costs(backward=2, split=named.splits))
-    made = StageOrders(placement, known_orders(placement)[named.name], named.name)
+    if isinstance(schedule, Path):
+        made = _planned(schedule, num_ranks)
+    else:
+        named = NAMED[schedule]
+        placement = shape(named.shape, num_ranks, Costs(backward=2, split=named.splits))
+        made = StageOrders(placement, known_orders(placement)[named.name], named.name)
     if num_stages not in (0, len(made.ranks)):
         raise ConfigError(
             f"learner.pipeline.schedule {schedule} has {len(made.ranks)} stages on {num_ranks} ranks, but "
             f"learner.pipeline.stages is {num_stages}; leave it out, or set it to {len(made.ranks)}"
         )
-    if named.splits and recomputes:
+    if made.splits and recomputes:
         raise ConfigError(
             f"learner.pipeline.schedule {schedule} splits the backward pass, which would recompute each layer several times; "
             "set model.gradient_checkpointing to false, or the schedule to 1f1b"
         )
     return made
+
+
+def _planned(path: Path, num_ranks: int) -> StageOrders:
+    """Read a plan whose blocks are the passes of stages, each on one rank. Raises ConfigError."""
+    if not path.is_file():
+        known = f"search, one of {', '.join(NAMED)}, or a file that `headrace schedule --json` wrote"
+        raise ConfigError(f"learner.pipeline.schedule is {path.name!r}, and there is no file {path}; expected {known}")
+    plan = read_plan(path)
+    placement, repetend = plan.placement, plan.repetend
+    if placement.num_devices != num_ranks:
+        raise ConfigError(
+            f"{path} is for {placement.num_devices} devices, but learner.ranks is {num_ranks}; set it to "
+            f"{placement.num_devices}, or plan for {num_ranks} with headrace schedule --devices {num_ranks}"
+        )
+    for block in placement.blocks:
+        if not _PASS.fullmatch(block.name) or len(block.devices) > 1:
+            raise ConfigError(
+                f"{path} has block {block.name!r} on {len(block.devices)} devices, which a learner cannot compute; expected "
+                "passes of stages on one device each: f0, b0 or, split, i0 and w0, and so on, as of shapes V, loop and wave"
+            )
+    of_stages = _chain(placement)
+    if of_stages.by_name.keys() != placement.by_name.keys():
+        odd = ", ".join(sorted(of_stages.by_name.keys() ^ placement.by_name.keys()))
+        raise ConfigError(f"{path}: {odd} are missing or too many; expected the same passes of each stage, from 0 on")
+
+    def order(num: int) -> Orders:
+        orders = repetend.timetable(num).orders
+        # whatever waits for one another by the file, stages do
+        play(of_stages, orders)
+        return orders
+
+    order(plan.micro_batches)
+    words = f"order of {path.name}, period {plan.period.value:g} ({plan.period.proof})"
+    return StageOrders(placement, order, words)
+
+
+def _chain(placement: Placement) -> Placement:
+    """Return the passes of as many stages, with what they wait for. Both passes of a stage are where the forward one is."""
+    names = placement.by_name
+    stages = range(sum(name.startswith("f") for name in names))
+    split = "w0" in names
+    row = [f"f{stage}" for stage in stages] + [f"{'i' if split else 'b'}{stage}" for stage in reversed(stages)]
+    where = {stage: names[f"f{stage}"].devices for stage in stages if f"f{stage}" in names}
+    blocks = {
+        name: Block(name, 1, 0, where.get(int(name[1:]), (0,)))
+        for name in [*row, *(f"w{stage}" for stage in stages if split)]
+    }
+    made = chain(placement.name, placement.num_devices, tuple(blocks[name] for name in row))
+    waits = tuple(Dependency(f"i{stage}", f"w{stage}") for stage in stages if split)
+    return Placement(made.name, made.num_devices, tuple(blocks.values()), made.dependencies + waits)

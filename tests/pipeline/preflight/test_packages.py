@@ -119,7 +119,7 @@ def test_a_pipelines_stages_and_order_are_told(tmp_path: Path) -> None:
         (["value.backend=pipeline"], "expected one of torch, fsdp2, deepspeed"),
         (["learner.ranks=3"], "has 2 layers, but learner.pipeline has 3 stages on 3 ranks"),
         (["learner.pipeline.schedule=zb-v"], "has 2 layers, but learner.pipeline has 4 stages on 2 ranks"),
-        (["learner.pipeline.schedule=2f2b"], "learner.pipeline.schedule is '2f2b'; expected search or one of gpipe"),
+        (["learner.pipeline.schedule=2f2b"], "learner.pipeline.schedule is '2f2b', and there is no file"),
         (
             ["learner.pipeline.schedule=zb-h1", "model.gradient_checkpointing=true"],
             "splits the backward pass, which would recompute each layer several times",

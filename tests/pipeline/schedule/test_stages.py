@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from pipeline.schedule.blocks import Block, Placement, chain
+from pipeline.schedule.plan import make_plan
 from pipeline.schedule.play import play
+from pipeline.schedule.search import search
+from pipeline.schedule.shapes import Costs, shape
 from pipeline.schedule.stages import NAMED, stage_orders
 from protocol.errors import ConfigError
 
@@ -45,12 +51,50 @@ def test_two_stages_a_rank_go_there_and_back() -> None:
 @pytest.mark.parametrize(
     ("schedule", "settings", "said"),
     [
-        ("1b1f", {}, "is '1b1f'; expected search or one of gpipe, 1f1b"),
+        (Path("1b1f"), {}, "is '1b1f', and there is no file 1b1f; expected search, one of gpipe, 1f1b"),
         ("1f1b", {"num_stages": 4}, "1f1b has 2 stages on 2 ranks, but learner.pipeline.stages is 4"),
         ("zb-v", {"num_stages": 2}, "zb-v has 4 stages on 2 ranks, but learner.pipeline.stages is 2"),
         ("zb-h1", {"recomputes": True}, "set model.gradient_checkpointing to false"),
     ],
 )
-def test_a_schedule_that_does_not_fit_is_refused(schedule: str, settings: dict[str, Any], said: str) -> None:
+def test_a_schedule_that_does_not_fit_is_refused(schedule: str | Path, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         stage_orders(schedule, 2, **settings)
+
+
+def written(folder: Path, placement: Placement, memory: int) -> Path:
+    """Write what ``headrace schedule --json`` prints."""
+    plan = make_plan(search(placement, [memory] * placement.num_devices, unroll=2), 8, None)
+    path = folder / "plan.json"
+    path.write_bytes(msgspec.json.encode(plan))
+    return path
+
+
+@pytest.mark.parametrize("name", ["V", "wave", "loop"])
+@pytest.mark.parametrize("split", [False, True])
+def test_a_file_with_a_plan_is_an_order_of_any_number_of_micro_batches(tmp_path: Path, name: str, split: bool) -> None:
+    placement = shape(name, 2, Costs(split=split))
+    found = stage_orders(written(tmp_path, placement, 3), 2)
+    assert found.splits is split and found.words.startswith("order of plan.json, period ")
+    assert found.ranks == {"V": [0, 1], "wave": [0, 1, 1, 0], "loop": [0, 1, 0, 1]}[name]
+    for num in (1, 5, 12):
+        timetable = play(placement, found.orders(num))
+        timetable.check([3, 3])
+        assert timetable.num_micro_batches == num
+
+
+def test_a_plan_that_a_learner_cannot_run_is_refused(tmp_path: Path) -> None:
+    everywhere = written(tmp_path, shape("M", 2), 4)
+    with pytest.raises(ConfigError, match=r"has block 'embed\.f' on 2 devices, which a learner cannot compute"):
+        stage_orders(everywhere, 2)
+    with pytest.raises(
+        ConfigError, match=r"is for 2 devices, but learner\.ranks is 4; .* headrace schedule --devices 4"
+    ):
+        stage_orders(everywhere, 4)
+    inference = written(tmp_path, shape("V", 2, Costs(training=False)), 4)
+    with pytest.raises(ConfigError, match="b0, b1 are missing or too many"):
+        stage_orders(inference, 2)
+    # a backward pass that waits for nothing
+    early = chain("early", 2, tuple(Block(name, 1, 0, (int(name[1]),)) for name in ("b0", "f0", "f1", "b1")))
+    with pytest.raises(ConfigError, match="the devices wait for one another"):
+        stage_orders(written(tmp_path, early, 4), 2)

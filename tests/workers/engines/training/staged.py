@@ -62,6 +62,7 @@ def check_gradients(
     assert isinstance(training, PipelinedTraining)
     # as its step does, on every rank
     got = batch_totals(samples, RULE, training._over_ranks(training._accumulate(samples, RULE)))
+    assert len(training._plan(samples)) >= micro_batches
     shards = training._pipeline
     shards._join_gradients()
     assert abs(got.loss - truth.loss) <= RELATIVE * abs(truth.loss), (got.loss, truth.loss)

@@ -8,10 +8,11 @@ claims and files. It *leads* (``lead``): each call of its backend is sent to the
 command (``messages``) and carried out by all ranks at once. The others *follow* (``follow``): they
 wait for the next command, for a bounded time, and run the same code.
 
-Two kinds of *shards* split the weights and combine the gradients: ``fsdp2`` (torch's
-``fully_shard``) and ``zero`` (DeepSpeed). ``sharded`` adds what workers do with either: gathered
-weights, snapshots, loads. ``backend`` builds the policy's and the critic's backends on it. With one
-rank the same classes work in the worker's own process, and no command is sent.
+Three kinds of *shards* split the weights and combine the gradients: ``fsdp2`` (torch's
+``fully_shard``), ``zero`` (DeepSpeed) and ``stages`` (a pipeline: each rank has some of the layers).
+``sharded`` adds what workers do with any: gathered weights, snapshots, loads. ``backend`` builds the
+policy's and the critic's backends on it. With one rank the same classes work in the worker's own
+process, and no command is sent.
 
 If one rank dies, all do: the agent ends the others, and the launcher exits with one code and
 reports which rank it was. The supervisor starts a new launcher, and rank 0 resumes from its
