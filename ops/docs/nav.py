@@ -31,6 +31,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "ops/docs/how-to/launchers.md",
         "ops/docs/how-to/memory-and-disk.md",
         "ops/docs/how-to/larger-models.md",
+        "ops/docs/how-to/pipeline-bubbles.md",
         "ops/docs/how-to/vllm.md",
         "ops/docs/how-to/environments.md",
         "ops/docs/how-to/environments-of-others.md",
@@ -106,6 +107,7 @@ BELOW: Final[Mapping[str, tuple[str, ...]]] = {
         "ops/results/recover.md",
         "ops/results/fuzz.md",
         "ops/results/verdicts.md",
+        "ops/results/schedule.md",
     ),
 }
 """The pages listed below a page."""
