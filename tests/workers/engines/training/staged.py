@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from pipeline.algorithms.batching import plan_micro_batches
 from pipeline.algorithms.prefixes import SharedPrefixes
 from pipeline.schedule.blocks import Block, Dependency, Placement
+from pipeline.schedule.plan import make_plan
+from pipeline.schedule.search import search
+from pipeline.schedule.shapes import Costs, shape
 from pipeline.schedule.stages import stage_orders
 from pipeline.schedule.timetable import Step
 from tests.rules import make_rule
@@ -40,7 +46,7 @@ RULE = make_rule(kl_coefficient=0.1, entropy_coefficient=0.01)
 
 def check_gradients(
     group: Group,
-    schedule: str,
+    schedule: str | Path,
     *,
     stages: int = 0,
     micro_batches: int = 6,
@@ -130,11 +136,21 @@ def check_executor(group: Group) -> None:
     assert found.results == {step: truth.results[step] for step in orders[group.rank]}
 
 
+def planned(folder: str, size: int) -> Path:
+    """Write a found order whose passes are split and of which two micro-batches repeat together."""
+    found = search(shape("V", size, Costs(backward=2, split=True)), [2] * size, unroll=2)
+    path = Path(folder) / "plan.json"
+    path.write_bytes(msgspec.json.encode(make_plan(found, 8, None)))
+    return path
+
+
 def check(group: Group) -> None:
     # split passes, and a head whose gradient is made in parts
     in_parts = replace(FORWARD, head_bytes=10 * 3 * 8 * VOCABULARY)
     check_gradients(group, "1f1b")
     check_gradients(group, "search", micro_batches=3)
+    with tempfile.TemporaryDirectory() as folder:
+        check_gradients(group, planned(folder, group.size), micro_batches=5)
     check_gradients(group, "zb-h1", forward=in_parts, tie_word_embeddings=False)
     if group.size == 2:
         # each of the four layers is a stage, and the two ends are on one rank
