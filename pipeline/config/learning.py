@@ -493,13 +493,13 @@ class PipelineSection(Section):
         "1f1b",
         "The order of the stages' work: gpipe, 1f1b, zb-h1, or, with two stages a rank, interleaved, zb-v, dualpipev. "
         "search (an extra, plan) finds the shortest period. Or a file that `headrace schedule --json` wrote.",
-        also="pipeline_schedule pipeline_parallel_schedule",
+        also="pipeline_parallel_schedule",
     )
     micro_batches: Positive = setting(
         8,
         "Micro-batches of an optimiser step that has as many responses; more if learner.micro_batch_tokens asks for it.",
         unit="micro-batches",
-        also="pipeline_parallel_microbatches num_micro_batches",
+        also="pipeline_parallel_microbatches",
     )
     memory: int = setting(
         0,
