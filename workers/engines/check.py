@@ -24,10 +24,13 @@ from pipeline.algorithms.terms.loss_terms import LossTerms
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.model_folder import weight_bytes
+from pipeline.preflight.packages import stage_orders_of
 from pipeline.process.exit_codes import ExitCode
 from protocol.errors import ConfigError, DataError, EngineError, HeadraceError
 from workers.engines.model.loading import load_model, load_value_model, resolve_device
-from workers.engines.model.optimizer import check_patterns
+from workers.engines.model.optimizer import check_patterns, freeze
+from workers.engines.training.policy_gradient import ForwardSettings
+from workers.engines.training.ranks.stages.cut import cut_model, make_stages
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -94,7 +97,8 @@ def check_loss(rule: Rule) -> None:
 
 
 def check_parameter_names(config: RunConfig) -> None:
-    """Raise ConfigError for a pattern of the learner that matches no parameter of the policy."""
+    """Raise ConfigError for a pattern of the learner that matches no parameter of the policy, and for a pipeline with a
+    stage that is frozen as a whole."""
     patterns = {"learner.freeze": config.learner.freeze, "learner.no_decay": config.learner.no_decay}
     if not any(patterns.values()):
         return
@@ -102,9 +106,13 @@ def check_parameter_names(config: RunConfig) -> None:
 
     loaded = AutoConfig.from_pretrained(config.model.path, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
-        names = [name for name, _ in AutoModelForCausalLM.from_config(loaded).named_parameters()]
+        model = AutoModelForCausalLM.from_config(loaded)
+    names = [name for name, _ in model.named_parameters()]
     for setting, given in patterns.items():
         check_patterns(setting, given, names)
+    if config.learner.backend == "pipeline":
+        freeze(model, config.learner.freeze)
+        make_stages(model, ForwardSettings(1.0, 1), len(stage_orders_of(config).ranks))
 
 
 def _wanted(config: RunConfig) -> list[tuple[Path, str]]:
@@ -179,8 +187,6 @@ def try_model(model: PreTrainedModel, what: str) -> str | None:
     from workers.engines.generation.local.lone import LoneForward
     from workers.engines.model.loading import value_head
     from workers.engines.model.packed import keep_packed, packing_of, prepare_packed
-    from workers.engines.training.policy_gradient import ForwardSettings
-    from workers.engines.training.ranks.stages.cut import cut_model
 
     name = type(model).__name__
     if what == "slots":

@@ -12,9 +12,10 @@ import torch
 
 from pipeline.schedule.timetable import Step
 from protocol.errors import ConfigError, EngineError
+from tests.pipeline.op_config import op_config
 from tests.workers.engines.families import PACKED, family_model
 from tests.workers.engines.tiny import tiny_model
-from workers.engines.check import try_model
+from workers.engines.check import check_parameter_names, try_model
 from workers.engines.model.optimizer import freeze
 from workers.engines.model.packed import PackedTokens, prepare_packed
 from workers.engines.model.trial import trial_tokens
@@ -93,6 +94,15 @@ def test_a_stage_without_a_trained_parameter_is_refused_with_its_layers() -> Non
     freeze(model, ["model.layers.1.*"])
     with pytest.raises(EngineError, match="stage 1 of 3, layers 1 to 1, has no parameter that is trained"):
         cut_model(model, FORWARD, 3)
+
+
+def test_a_frozen_stage_is_refused_before_a_process_starts(tmp_path: Path) -> None:
+    tiny_model(tie_word_embeddings=False).save_pretrained(tmp_path / "tiny")
+    settings = (f"model.path={tmp_path / 'tiny'}", "learner.backend=pipeline", "learner.ranks=2")
+    check_parameter_names(op_config(tmp_path, *settings, "learner.freeze=['model.layers.1.*']"))
+    last = "learner.freeze=['model.layers.1.*', 'model.norm.*', 'lm_head.*']"
+    with pytest.raises(EngineError, match="stage 1 of 2, layers 1 to 1, has no parameter that is trained"):
+        check_parameter_names(op_config(tmp_path, *settings, last))
 
 
 def test_a_model_with_learned_positions_is_refused_with_what_is_in_the_way() -> None:

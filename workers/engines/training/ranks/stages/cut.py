@@ -89,7 +89,16 @@ class Stage(torch.nn.Module):
 def cut_model(model: PreTrainedModel, settings: ForwardSettings, num_stages: int) -> list[Stage]:
     """Cut a model that is prepared for packed rows (``workers.engines.model.packed``) and whole on this process.
 
-    Raises EngineError if it has too few layers, or its stages one after another do not compute what it computes."""
+    Raises as :func:`make_stages`, and EngineError if the stages one after another do not compute what the model does."""
+    stages = make_stages(model, settings, num_stages)
+    _try(model, settings, stages)
+    return stages
+
+
+def make_stages(model: PreTrainedModel, settings: ForwardSettings, num_stages: int) -> list[Stage]:
+    """Cut a model, which may be on ``meta``, without trying it.
+
+    Raises EngineError if it has too few layers, a stage is frozen as a whole, or its parts are not where they should be."""
     name = type(model).__name__
     base = backbone(model)
     num_layers = len(list(base.get_submodule(_layers_name(base)).children()))
@@ -107,7 +116,6 @@ def cut_model(model: PreTrainedModel, settings: ForwardSettings, num_stages: int
                 f"stage {stage.index} of {num_stages}, layers {stage.layers.start} to {stage.layers.stop - 1}, has no "
                 "parameter that is trained; leave one out of learner.freeze, or lower learner.pipeline.stages"
             )
-    _try(model, settings, stages)
     return stages
 
 
