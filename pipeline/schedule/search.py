@@ -1,8 +1,7 @@
 """Finds the order that repeats in the least time, and says what of it is proven.
 
-Periods are tried from the lower bound up, since a longer one may be impossible where a shorter one is not. Each that
-fails is refuted by the solver, so the first that works is the least. Then the least latency of that period is sought.
-Unrolling lets several micro-batches repeat together, which is shorter where memory is tight."""
+The period is minimised first, then the latency with that period. Unrolling lets several micro-batches repeat together,
+which is shorter where memory is tight."""
 
 from __future__ import annotations
 
@@ -19,11 +18,6 @@ from pipeline.schedule.solver import Answer, Model, Solution, load_solver
 from pipeline.schedule.timetable import Step, Timetable
 from protocol.errors import ConfigError
 
-_SLICE = 0.025
-"""Of the time, for one period at first."""
-_FIRST_SHARE = 0.5
-"""Of the time upward, for the first period."""
-_LEAST_SLICE_S = 0.25
 _LATENCY_SHARE = 0.2
 """Of the time limit, kept for the latency."""
 
@@ -90,8 +84,8 @@ def search(placement: Placement, memory: Sequence[int], *, unroll: int = 1, time
         bounds,
         least_period,
         Proof.OPTIMAL if least_period == period else Proof.BOUNDED,
-        last.latency_bound,
-        Proof.OPTIMAL if last.latency_bound == repetend.latency else Proof.BOUNDED,
+        last.bound,
+        Proof.OPTIMAL if last.bound == repetend.latency else Proof.BOUNDED,
         time.monotonic() - began_s,
         solves.num,
     )
@@ -114,7 +108,7 @@ class _Best:
 
 
 class _Solves:
-    """Tries periods within the memory limits, and counts how many were tried."""
+    """Models within the memory limits, counted."""
 
     def __init__(self, memory: Sequence[int]) -> None:
         self._memory = memory
@@ -136,51 +130,25 @@ class _Solves:
         return _Best(placement, 1, period, solution.starts) if solution.starts else None
 
     def improve(self, best: _Best, work: Placement, unroll: int, end_s: float) -> tuple[_Best, int]:
-        """Return the best order of ``work``, and the least period of it that is not refuted.
-
-        Goes upward, a little time each, as long as half of the time lasts. Then halves what is left of the range, and
-        returns with more time to the periods that were left open."""
+        """Return the best order of ``work`` or the one so far, and what no period of ``work`` is less than."""
         low = period_bounds(work, self._memory).least
         high = -(-best.period * unroll // best.unroll)
-        slice_s = max((end_s - time.monotonic()) * _SLICE, _LEAST_SLICE_S)
-        turn_s = (time.monotonic() + end_s) / 2
-        left_open, tried = list[int](), low - 1
-
-        def found(period: int) -> Answer:
-            nonlocal best, high, left_open
-            # mostly the first works
-            share = _FIRST_SHARE * (turn_s - time.monotonic()) if period == low else 0.0
-            solution = self.try_period(work, period, min(max(slice_s, share), end_s - time.monotonic()))
-            left_open = [each for each in left_open if each != period]
-            if solution.answer is Answer.FOUND:
-                best, high = _Best(work, unroll, period, solution.starts), period
-                left_open = [each for each in left_open if each < period]
-            return solution.answer
-
-        while tried + 1 < high and time.monotonic() < turn_s:
-            tried += 1
-            if found(tried) is Answer.OUT_OF_TIME:
-                left_open.append(tried)
-        at = tried
-        while at + 1 < high and time.monotonic() < end_s:
-            middle = (at + high) // 2
-            if found(middle) is not Answer.FOUND:
-                at = middle
-        while left_open and time.monotonic() < end_s:
-            slice_s *= 3
-            for period in left_open:
-                if found(period) is Answer.OUT_OF_TIME:
-                    left_open = sorted({*left_open, period})
-                if period >= high or time.monotonic() >= end_s:
-                    break
-        return best, min([*left_open, tried + 1, high])
+        if low >= high:
+            return best, high
+        self.num += 1
+        shorter = Model(work, low, self._memory, most=high - 1).solve(end_s - time.monotonic())
+        if shorter.answer is Answer.NONE:
+            return best, high
+        if shorter.answer is Answer.FOUND:
+            best = _Best(work, unroll, shorter.period, shorter.starts)
+        return best, max(low, shorter.bound)
 
     def lower_latency(self, best: _Best, end_s: float) -> Solution:
         """Return the order with the least latency that is found in time, or the same one, with a bound of it."""
         self.num += 1
         model = Model(best.work, best.period, self._memory)
         lower = model.solve(end_s - time.monotonic(), least_latency_from=best.starts)
-        return lower if lower.starts else Solution(Answer.FOUND, best.starts, critical_path(best.work))
+        return lower if lower.starts else Solution(Answer.FOUND, best.starts, best.period, critical_path(best.work))
 
     def _too_little(self, placement: Placement, period: int, end_s: float) -> str:
         """Say which block needs more memory than there is, how much more, and the least that works."""

@@ -1,9 +1,10 @@
-"""Modulo scheduling by constraint programming: one model a period, solved by OR-tools.
+"""Modulo scheduling by constraint programming, solved by OR-tools.
 
 In a period of length T every block runs once: it starts at ``s`` within the period, ``k`` periods after its
 micro-batch's first one, so at ``S = s + T * k``. What a device does in a period is a circle, and a boolean for each
 pair of its blocks says which comes first. All that the memory at a block's start depends on is the lags and these
-booleans, so a model knows the memory of the endless schedule exactly."""
+booleans, so a model knows the memory of the endless schedule exactly. What a block waits for is a difference of lags,
+one more where it crosses the end of a period; so T is never multiplied by a variable, and can be one."""
 
 from __future__ import annotations
 
@@ -20,26 +21,24 @@ _SEED = 7
 
 
 class Answer(StrEnum):
-    """What a search of one period found."""
+    """What solving a model found."""
 
     FOUND = "found"
     NONE = "none"
-    """Proven: no schedule has this period."""
+    """Proven: no schedule has such a period."""
     OUT_OF_TIME = "out of time"
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """Of one period."""
+    """Of a model."""
 
     answer: Answer
     starts: tuple[int, ...] = ()
     """``S`` of each block, the earliest at 0."""
-    latency_bound: int = 0
-    """No schedule of this period has less latency; equal to the latency if that is proven least."""
-
-    def latency(self, placement: Placement) -> int:
-        return max(start + block.span for start, block in zip(self.starts, placement.blocks, strict=True))
+    period: int = 0
+    bound: int = 0
+    """Of what was sought: no latency, or no period, is less."""
 
 
 def load_solver() -> Any:
@@ -52,23 +51,28 @@ def load_solver() -> Any:
 
 
 class Model:
-    """All schedules of one placement with one period, within limits of the memory by device."""
+    """All schedules of one placement with one period, within limits of the memory by device; with ``most``, with any
+    period from this one to that, of which the least is sought."""
 
-    def __init__(self, placement: Placement, period: int, memory: Sequence[int]) -> None:
-        self._placement, self._period = placement, period
+    def __init__(self, placement: Placement, period: int, memory: Sequence[int], *, most: int = 0) -> None:
+        self._placement, self._least, self._most = placement, period, most
         cp = self._model = load_solver().CpModel()
+        self._period: Any = cp.new_int_var(period, most, "period") if most else period
         blocks, delays = placement.blocks, least_delays(placement)
         is_sole_source = all(delay is not None for delay in delays[placement.order[0]])
         # a gap in time in which nothing starts can be shortened by a period without more memory
         most_lag = sum(1 + -(-block.span // period) for block in blocks)
-        self._s = [cp.new_int_var(0, period - 1, f"s{i}") for i in range(len(blocks))]
+        self._s = [cp.new_int_var(0, (most or period) - 1, f"s{i}") for i in range(len(blocks))]
         self._k = [cp.new_int_var(0, most_lag * (1 if is_sole_source else 2), f"k{i}") for i in range(len(blocks))]
-        self._start = [s + period * k for s, k in zip(self._s, self._k, strict=True)]
         # a schedule can be turned on its circle
         first = placement.order[0]
         cp.add(self._s[first] == 0)
         self._first_lag = 0 if is_sole_source else most_lag
         cp.add(self._k[first] == self._first_lag)
+        if most:
+            for s in self._s:
+                cp.add(s < self._period)
+            cp.minimize(self._period)
         self._precedes: dict[tuple[int, int], Any] = {}
         for device, places in enumerate(placement.on_device):
             self._take_turns(places)
@@ -76,6 +80,9 @@ class Model:
         for before, after, distance in placement.edges:
             if before != after:
                 self._wait(before, after, distance)
+
+    def _start(self, place: int) -> Any:
+        return self._s[place] + self._period * self._k[place]
 
     def _wait(self, before: int, after: int, distance: int) -> None:
         """``after`` starts when ``before`` has ended: its lag grows by one for each period boundary that this crosses.
@@ -85,7 +92,7 @@ class Model:
         if (after, before) in self._precedes:
             late = [self._precedes[after, before]]
         else:
-            late = [cp.new_bool_var(f"l{before},{after},{n}") for n in range(1 + -(-(span - 1) // period))]
+            late = [cp.new_bool_var(f"l{before},{after},{n}") for n in range(1 + -(-(span - 1) // self._least))]
             for n, is_late in enumerate(late):
                 cp.add(self._s[after] + period * n < self._s[before] + span).only_enforce_if(is_late)
                 cp.add(self._s[after] + period * n >= self._s[before] + span).only_enforce_if(is_late.negated())
@@ -106,7 +113,7 @@ class Model:
         spans = [
             cp.new_fixed_size_interval_var(self._s[place] + shift, blocks[place].span, "")
             for place in places
-            for shift in (0, period)
+            for shift in ((0,) if self._most else (0, period))
         ]
         cp.add_no_overlap(spans)
 
@@ -114,11 +121,11 @@ class Model:
         """Limit what is held when each block starts: all of what was taken so far less what was given back."""
         blocks = self._placement.blocks
         changes = {place: change for place in places if (change := blocks[place].memory)}
-        # implied: what is held on average is within the limit
-        until = {
-            place: self._start[place] + (blocks[place].span if blocks[place].memory < 0 else 0) for place in changes
-        }
-        self._model.add(sum(-change * until[place] for place, change in changes.items()) <= limit * self._period)
+        if not self._most:
+            # implied: what is held on average is within the limit
+            ends = [self._start(place) + (blocks[place].span if change < 0 else 0) for place, change in changes.items()]
+            held = sum(-change * end for end, change in zip(ends, changes.values(), strict=True))
+            self._model.add(held <= limit * self._period)
         at_first = -sum(change * self._k[place] for place, change in changes.items())
         for place, change in changes.items():
             if change > 0:
@@ -126,7 +133,8 @@ class Model:
                 self._model.add(at_first + change + sum(earlier) <= limit)
 
     def solve(self, seconds: float, *, least_latency_from: Sequence[int] = ()) -> Solution:
-        """Find a schedule; or, given the starts of one, that with the least time from first start to last end."""
+        """Find a schedule, with the least period of several; or, given the starts of one, that with the least time from
+        first start to last end."""
         cp_model = load_solver()
         if least_latency_from:
             self._lower_latency(least_latency_from)
@@ -140,10 +148,11 @@ class Model:
         if status == cp_model.INFEASIBLE:
             return Solution(Answer.NONE)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return Solution(Answer.OUT_OF_TIME)
-        starts = [solver.value(s) + self._period * solver.value(k) for s, k in zip(self._s, self._k, strict=True)]
-        bound = round(solver.best_objective_bound) if least_latency_from else 0
-        return Solution(Answer.FOUND, tuple(start - min(starts) for start in starts), bound)
+            return Solution(Answer.OUT_OF_TIME, bound=round(solver.best_objective_bound) if self._most else 0)
+        period = solver.value(self._period)
+        starts = [solver.value(s) + period * solver.value(k) for s, k in zip(self._s, self._k, strict=True)]
+        bound = round(solver.best_objective_bound) if least_latency_from or self._most else 0
+        return Solution(Answer.FOUND, tuple(start - min(starts) for start in starts), period, bound)
 
     def _lower_latency(self, known: Sequence[int]) -> None:
         cp, period, blocks = self._model, self._period, self._placement.blocks
@@ -154,7 +163,7 @@ class Model:
         most = max(start + block.span for start, block in zip(known, blocks, strict=True))
         first = cp.new_int_var(0, period * self._first_lag, "first")
         span = cp.new_int_var(0, most, "span")
-        for start, block in zip(self._start, blocks, strict=True):
-            cp.add(first <= start)
-            cp.add(first + span >= start + block.span)
+        for place, block in enumerate(blocks):
+            cp.add(first <= self._start(place))
+            cp.add(first + span >= self._start(place) + block.span)
         cp.minimize(span)

@@ -13,6 +13,7 @@ from pipeline.schedule.bounds import Bounds, critical_path, lifetimes, period_bo
 from pipeline.schedule.repetend import unrolled
 from pipeline.schedule.search import Found, Proof, search
 from pipeline.schedule.shapes import Costs, shape
+from pipeline.schedule.timetable import Step
 from protocol.errors import ConfigError
 from tests.pipeline.schedule.brute_force import least, least_period
 
@@ -126,6 +127,22 @@ def test_a_limit_by_device_is_kept_on_each_device() -> None:
     assert result.repetend.period == 4
     assert result.repetend.timetable(16).peaks == (4, 3, 2, 1)
     assert search(shape("V", 4), [2, 3, 2, 1]).period == 8
+
+
+def test_a_block_may_start_many_periods_after_another_that_waits_for_nothing_either() -> None:
+    late = (Block("x", 1, 1, (0,)), Block("y", 1, -1, (0,)))
+    row = tuple(Block(f"a{n}", 2, 0, (n,)) for n in (1, 2, 3, 4))
+    waits = [Dependency(f"a{n}", f"a{n + 1}") for n in (1, 2, 3)] + [Dependency("a4", "y"), Dependency("x", "y")]
+    result = search(Placement("late", 5, late + row, tuple(waits)), [1] * 5)
+    assert (result.period, result.period_proof) == (2, Proof.OPTIMAL)
+    assert result.repetend is not None
+    assert result.repetend.starts[Step("x", 0)] == 7
+
+
+def test_spans_in_microseconds_are_proven_as_those_of_one() -> None:
+    costs = Costs(forward=1000, backward=3000)
+    result = search(shape("V", 4, costs), [3] * 4, unroll=3, time_limit_s=30.0)
+    assert (result.period, result.period_proof) == (Fraction(16_000, 3), Proof.OPTIMAL)
 
 
 def test_out_of_time_the_best_is_given_with_its_bound_and_is_not_called_optimal() -> None:
