@@ -291,9 +291,9 @@ def _options(annotation: Any) -> tuple[Any, ...]:
 
 
 def _kind(annotation: Any) -> str:
-    kind = _options(annotation)[0]
+    kind, *others = _options(annotation)
     if typing.get_origin(kind) is Literal:
-        return f"one of {', '.join(map(str, typing.get_args(kind)))}"
+        return f"one of {', '.join(map(str, typing.get_args(kind)))}" + (", or a path" if Path in others else "")
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return f"one of {', '.join(kind)}"
     if typing.get_origin(kind) is tuple:

@@ -504,7 +504,7 @@ class PipelineSection(Section):
     memory: int = setting(
         0,
         "Micro-batches that a rank may hold between their forward and backward pass, in each of its stages. 0: as many as "
-        "there are stages.",
+        "there are ranks.",
         ge=0,
         unit="micro-batches",
         read_if=_SEARCHES,
