@@ -27,7 +27,7 @@ from protocol.errors import ConfigError
 
 MAIN: Final = {"V": 4, "X": 4, "M": 6, "NN": 6, "MLLM": 6, "K": 6, "NN-eager": 6, "finetune": 6, "3F1B": 8}
 """Memory on four devices; on eight twice as much, of V four times a device's."""
-UNROLLED: Final = (("V", 3, 3), ("V", 2, 2), ("M", 3, 2), ("NN", 5, 2), ("MLLM", 4, 2), ("K", 2, 2))
+UNROLLED: Final = (("V", 3, 3), ("V", 2, 2), ("M", 3, 2), ("M", 3, 3), ("NN", 5, 2), ("MLLM", 4, 2), ("K", 2, 2))
 """Shape, memory, micro-batches that may repeat together."""
 WHOLE: Final = Costs()
 _SPLIT: Final = {"1, 1, 1": Costs(1, 2, 1, 2, 1, True), "2, 3, 2": Costs(2, 5, 2, 2, 1, True)}

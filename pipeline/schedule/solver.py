@@ -55,13 +55,13 @@ class Model:
     period from this one to that, of which the least is sought."""
 
     def __init__(self, placement: Placement, period: int, memory: Sequence[int], *, most: int = 0) -> None:
-        self._placement, self._least, self._most = placement, period, most
+        self._placement, self._most = placement, most
         cp = self._model = load_solver().CpModel()
         self._period: Any = cp.new_int_var(period, most, "period") if most else period
         blocks, delays = placement.blocks, least_delays(placement)
         is_sole_source = all(delay is not None for delay in delays[placement.order[0]])
-        # a gap in time in which nothing starts can be shortened by a period without more memory
-        most_lag = sum(1 + -(-block.span // period) for block in blocks)
+        # a gap in which nothing runs for a period can be shortened by it without more memory; no block is longer than one
+        most_lag = 2 * len(blocks)
         self._s = [cp.new_int_var(0, (most or period) - 1, f"s{i}") for i in range(len(blocks))]
         self._k = [cp.new_int_var(0, most_lag * (1 if is_sole_source else 2), f"k{i}") for i in range(len(blocks))]
         # a schedule can be turned on its circle
@@ -92,7 +92,7 @@ class Model:
         if (after, before) in self._precedes:
             late = [self._precedes[after, before]]
         else:
-            late = [cp.new_bool_var(f"l{before},{after},{n}") for n in range(1 + -(-(span - 1) // self._least))]
+            late = [cp.new_bool_var(f"l{before},{after},{n}") for n in range(2)]
             for n, is_late in enumerate(late):
                 cp.add(self._s[after] + period * n < self._s[before] + span).only_enforce_if(is_late)
                 cp.add(self._s[after] + period * n >= self._s[before] + span).only_enforce_if(is_late.negated())
