@@ -9,6 +9,7 @@ import pytest
 from torch.distributed.pipelining import schedules
 
 from pipeline.schedule.baselines import known_orders, measured_period
+from pipeline.schedule.plan import least_makespan
 from pipeline.schedule.play import play
 from pipeline.schedule.shapes import SHAPES, Costs, shape
 from pipeline.schedule.timetable import Step
@@ -78,6 +79,13 @@ def test_128_micro_batches_take_as_long_as_is_known(name: str, order: str, makes
     known = known_orders(placement)[order]
     assert play(placement, known(128)).makespan == makespan
     assert measured_period(placement, known) == period
+
+
+@pytest.mark.parametrize(("name", "bound"), [("V", 524), ("X", 1028), ("M", 768), ("NN", 1024), ("K", 772)])
+def test_no_known_order_beats_the_least_makespan(name: str, bound: int) -> None:
+    placement = shape(name, 4)
+    assert least_makespan(placement, 128) == bound
+    assert all(play(placement, order(128)).makespan >= bound for order in known_orders(placement).values())
 
 
 def test_1f1b_holds_as_many_micro_batches_as_stages_follow() -> None:
