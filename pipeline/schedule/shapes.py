@@ -183,8 +183,8 @@ def shape(name: str, num_devices: int, costs: Costs | None = None) -> Placement:
     costs = costs or Costs()
     if name not in SHAPES:
         close = difflib.get_close_matches(name.upper(), SHAPES, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"no shape {name!r}{hint} Expected one of {', '.join(SHAPES)}, or a JSON file")
+        hint = f"; did you mean {close[0]}" if close else ""
+        raise ConfigError(f"no shape {name!r}{hint}; expected one of {', '.join(SHAPES)}, or a JSON file")
     if num_devices < 2 or (name in _EVEN and num_devices % 2):
         wanted = "an even number" if name in _EVEN else "2 or more"
         raise ConfigError(f"shape {name} on {num_devices} devices; expected {wanted}")
