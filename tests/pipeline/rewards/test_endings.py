@@ -85,6 +85,7 @@ def test_the_strict_form_takes_no_response_without_commitment(kind: str) -> None
     assert [text for text, is_accepted in found.items() if is_accepted] == []
 
 
+@pytest.mark.long
 def test_the_endings_can_tell_for_a_verifier_that_takes_any_last_expression_fails_them() -> None:
     kinds = [(part, kind) for part in ("another_value", "no_commitment") for kind in TABLE[part]]
     assert sum(any(accepted(*kind, verify_loosely).values()) for kind in kinds) >= 10

@@ -195,6 +195,7 @@ COMPARED = (
 )
 
 
+@pytest.mark.long
 def test_after_the_warm_up_no_comparison_has_anything_left_to_import() -> None:
     """The imports of a comparison would count towards its time limit."""
     code = (
