@@ -96,7 +96,16 @@ def schedule(
 
     if (what is None) == (iteration is None):
         raise click.UsageError("expected a shape, a file or --iteration FILE, and one of them")
+    if iteration is None and chunks is not None:
+        raise click.UsageError("--chunks is of an iteration; expected --iteration FILE")
     if iteration is not None:
+        of_a_pipeline = {"--devices": devices, "--memory": memory, "--against": against, "--svg": svg}
+        given = [name for name, value in of_a_pipeline.items() if value is not None]
+        if given or split_backward or inference or unroll > 1:
+            raise click.UsageError(
+                f"--iteration FILE has its own devices and blocks; expected only --chunks, --time-limit and --json, without "
+                f"{', '.join(given) or 'options of a pipeline'}"
+            )
         plans = plan_iteration(iteration, chunks=chunks, time_limit_s=time_limit_s)
         echo_json(plans) if as_json else click.echo("\n".join(_iteration_lines(plans)))
         return

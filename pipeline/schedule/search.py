@@ -162,7 +162,10 @@ class _Solves:
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if more(middle).answer is Answer.FOUND else (middle + 1, high)
-        timetable = Timetable(placement, 1, _as_steps(placement, 1, more(high).starts))
+        enough = more(high)
+        if not enough.starts:
+            return f"{placement.name}: no order keeps the memory limits; how much would do was not found in time"
+        timetable = Timetable(placement, 1, _as_steps(placement, 1, enough.starts))
         for device, (order, held) in enumerate(zip(timetable.orders, timetable.held, strict=True)):
             for step, most in zip(order, held, strict=True):
                 if (over := most - self._memory[device]) > 0:

@@ -6,8 +6,7 @@ trajectories at once. The answer, a ``Turn``, is written to the ledger once; fro
 continue the trajectory, and one that has ended is scored. While a turn is answered, no generator holds its
 trajectory.
 
-No state is kept here that matters: the conversation and the environment's own state travel with the chunks, so
-another worker can go on after a crash, with the same tokens.
+All that matters travels with the chunks (``pipeline.environments.turns``), so another worker can go on after a crash.
 
 A class that raises, hangs or returns nonsense is not a wrong answer: the failure is reported to the ledger with
 its traceback, the turn is tried again, and after the allowed attempts it is a dead letter. A context that has no

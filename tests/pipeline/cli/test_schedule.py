@@ -99,6 +99,9 @@ def test_the_picture_has_every_step_at_its_time(capsys: pytest.CaptureFixture[st
         (("K", "--devices", "4", "--memory", "1"), "block 'join.f' needs 2 of memory on device 0, 1 more"),
         (("V", "--devices", "4", "--svg", "/nowhere/v.svg"), "cannot be written"),
         (("--iteration", "/nowhere.json"), "cannot be read"),
+        (("V", "--devices", "4", "--chunks", "2"), "--chunks is of an iteration"),
+        (("--iteration", "/nowhere.json", "--memory", "4"), "without --memory"),
+        (("--iteration", "/nowhere.json", "--unroll", "2"), "without options of a pipeline"),
     ],
 )
 def test_what_it_cannot_do_is_one_sentence(

@@ -13,6 +13,7 @@ from pipeline.schedule.bounds import Bounds, critical_path, lifetimes, period_bo
 from pipeline.schedule.repetend import unrolled
 from pipeline.schedule.search import Found, Proof, search
 from pipeline.schedule.shapes import Costs, shape
+from pipeline.schedule.solver import Answer, Model, Solution
 from pipeline.schedule.timetable import Step
 from protocol.errors import ConfigError
 from tests.pipeline.schedule.brute_force import least, least_period
@@ -193,6 +194,13 @@ def test_what_a_micro_batch_holds_is_counted_with_the_time_it_is_held() -> None:
 def test_memory_that_does_not_balance_is_refused(blocks: tuple[Block, ...], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         search(Placement("mine", 1, blocks, (Dependency("a", "b"),)), [4])
+
+
+def test_too_little_memory_is_a_sentence_too_where_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([Answer.NONE])
+    monkeypatch.setattr(Model, "solve", lambda *_, **__: Solution(next(answers, Answer.OUT_OF_TIME)))
+    with pytest.raises(ConfigError, match="no order keeps the memory limits; how much would do was not found"):
+        found("V", 0)
 
 
 def test_too_little_memory_names_the_block_and_the_least_that_works() -> None:
