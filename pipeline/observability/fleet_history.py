@@ -1,7 +1,7 @@
 """How a fleet spent its time: ``<run_dir>/fleet-history.jsonl``, a row every few seconds.
 
 A row is made from heartbeats and totals that the supervisor reads anyway. By role, it has the share of
-time spent on each kind of wait and the tokens; for the ledger, its drops and queues.
+time spent on each kind of wait, the tokens and the finished work; for the ledger, its drops and queues.
 
 It is a file of records (``pipeline.files.records``) and bounded: above its limit, pairs of neighbouring
 rows are merged. Old rows become coarser than new ones, and even a run of days keeps its whole history."""
@@ -21,6 +21,7 @@ from pipeline.files.records import RecordFile, Schema
 from pipeline.fleet.state import Worker
 from pipeline.fleet.status import ROLE_ORDER
 from pipeline.ledger.types import QueueStat, Totals
+from pipeline.process.work import ServiceSums
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.waits import Stage
 from protocol.ids import Role
@@ -35,6 +36,7 @@ ABSENT: Final = "absent"
 _MAX_BYTES = 2 << 20
 _MAX_COUNTED = 4096
 """Maximum number of workers, ended ones included, whose counters are remembered."""
+_NO_SERVICE: Final[Mapping[str, ServiceSums]] = {}
 _MAX_GAP_S = 5.0
 """Longer gaps between two readings count as this much, because what happened between is unknown."""
 _TOKENS: Final = {
@@ -59,6 +61,8 @@ class RoleTime(msgspec.Struct, frozen=True):
     """Tokens written, scored or trained; for reward workers, those of the judged responses."""
     rss_bytes: int = 0
     """Resident memory of all of them, at the end."""
+    service: dict[str, ServiceSums] = {}
+    """Work finished during the interval, by kind. Empty in rows of older versions."""
 
 
 class FleetRow(msgspec.Struct, frozen=True):
@@ -101,7 +105,16 @@ def _merged(name: str, parts: Sequence[tuple[FleetRow, float]]) -> RoleTime:
         shares={wait: round(value / whole, 4) for wait, value in time.items()} if whole else {},
         tokens=sum(span.tokens for span, _ in there),
         rss_bytes=there[-1][0].rss_bytes,
+        service=_summed(span.service for span, _ in there),
     )
+
+
+def _summed(services: Iterable[Mapping[str, ServiceSums]]) -> dict[str, ServiceSums]:
+    found = dict[str, ServiceSums]()
+    for service in services:
+        for kind, one in service.items():
+            found[kind] = found.get(kind, ServiceSums()).plus(one.pieces, one.seconds, one.size)
+    return found
 
 
 class FleetMeter:
@@ -114,8 +127,9 @@ class FleetMeter:
         self._time: dict[Role, dict[str, float]] = {}
         self._tokens: dict[Role, int] = {}
         self._rss: dict[Role, int] = {}
-        self._counted: dict[str, tuple[int, float]] = {}
-        """Epoch of each worker, and its counter at the last reading."""
+        self._service: dict[Role, dict[str, ServiceSums]] = {}
+        self._counted: dict[str, tuple[int, float, Mapping[str, ServiceSums]]] = {}
+        """Epoch of each worker, its counter and its finished work at the last reading."""
 
     def observe(self, beats: Iterable[Worker], now_s: float, wanted: Mapping[str, Role] | None = None) -> None:
         """Add a reading of the heartbeats at ``now_s``. ``wanted`` are the workers that run or start,
@@ -131,7 +145,9 @@ class FleetMeter:
             time = self._time.setdefault(role, {})
             time[wait] = time.get(wait, 0.0) + step_s
             rss[role] = rss.get(role, 0) + beat.rss_bytes
-            self._tokens[role] = self._tokens.get(role, 0) + self._new_tokens(beat, now_s)
+            num_tokens, service = self._new_work(beat, now_s)
+            self._tokens[role] = self._tokens.get(role, 0) + num_tokens
+            self._service[role] = _summed([self._service.get(role, {}), service])
         for role in missing.values():
             time = self._time.setdefault(role, {})
             time[ABSENT] = time.get(ABSENT, 0.0) + step_s
@@ -140,20 +156,24 @@ class FleetMeter:
         while len(self._counted) > _MAX_COUNTED:
             del self._counted[next(iter(self._counted))]
 
-    def _new_tokens(self, beat: Worker, now_s: float) -> int:
-        name = _TOKENS.get(beat.who.role)
-        if name is None:
-            return 0
-        count = beat.counters.get(name, 0.0)
+    def _new_work(self, beat: Worker, now_s: float) -> tuple[int, dict[str, ServiceSums]]:
+        """Return a worker's tokens and finished work since the last reading."""
+        count = beat.counters.get(_TOKENS.get(beat.who.role, ""), 0.0)
+        service = beat.vitals.service if beat.vitals is not None else {}
         # removed and added again, so that the longest unseen are forgotten first
-        epoch, before = self._counted.pop(beat.who.worker, (0, 0.0))
+        epoch, before, served = self._counted.pop(beat.who.worker, (0, 0.0, _NO_SERVICE))
         if epoch == 0 and beat.at_s - beat.started_s > now_s - self._first_s:
             # It is older than this meter, so an earlier supervisor has counted it.
-            before = count
+            before, served = count, service
         elif epoch != beat.who.epoch:
-            before = 0.0
-        self._counted[beat.who.worker] = (beat.who.epoch, count)
-        return round(max(0.0, count - before))
+            before, served = 0.0, _NO_SERVICE
+        self._counted[beat.who.worker] = (beat.who.epoch, count, service)
+        new = {
+            kind: ServiceSums(now.pieces - was.pieces, round(now.seconds - was.seconds, 3), now.size - was.size)
+            for kind, now in service.items()
+            if now.pieces > (was := served.get(kind, ServiceSums())).pieces
+        }
+        return round(max(0.0, count - before)), new
 
     def is_due(self, now_s: float, every_s: float = EVERY_S) -> bool:
         """Return whether the interval is complete."""
@@ -163,7 +183,7 @@ class FleetMeter:
         """Return the interval's row and begin the next one. ``at_s`` is the wall-clock time."""
         span_s = max(now_s - self._began_s, 1e-3)
         roles = {str(role): self._span(role, time, span_s) for role, time in self._time.items()}
-        self._began_s, self._time, self._tokens, self._rss = now_s, {}, {}, {}
+        self._began_s, self._time, self._tokens, self._rss, self._service = now_s, {}, {}, {}, {}
         return FleetRow(
             at_s=round(at_s, 3),
             span_s=round(span_s, 3),
@@ -184,6 +204,7 @@ class FleetMeter:
             shares={wait: round(value / whole, 4) for wait, value in time.items() if value} if whole else {},
             tokens=self._tokens.get(role, 0),
             rss_bytes=self._rss.get(role, 0),
+            service=self._service.get(role, {}),
         )
 
 

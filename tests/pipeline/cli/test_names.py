@@ -27,6 +27,7 @@ DAILY = [
     "score",
     "doctor",
     "schedule",
+    "profile",
 ]
 GROUPS = {
     "run": "list report compare export replay logs trace dashboard pause resume",

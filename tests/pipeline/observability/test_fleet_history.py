@@ -16,7 +16,9 @@ from pipeline.observability.fleet_history import (
     fleet_history,
     thinned,
 )
+from pipeline.process.work import ServiceSums
 from pipeline.runtime.registry.contract import WaitingFor
+from pipeline.runtime.registry.entries import Vitals
 from protocol.ids import Incarnation, Role
 
 TOTALS = Totals(3, 8, 16, 2, 5, 40, {"no_signal": 6}, 900, 700, False, False)
@@ -32,11 +34,13 @@ def beat(
     tokens: float = 0,
     silent_s: float = 0.0,
     up_s: float = 0.0,
+    service: dict[str, ServiceSums] | None = None,
 ) -> Worker:
     counter = {Role.GENERATOR: "written_tokens", Role.LEARNER: "trained_tokens"}.get(role, "scored_tokens")
     return Worker(
         who=Incarnation(role, name or f"{role}-0", epoch), pid=1, host="here", at_s=1000.0 + up_s, started_s=1000.0, progress=1,
         progress_at_s=1000.0, waiting_for=wait, counters={counter: tokens}, rss_bytes=100, silent_s=silent_s,
+        vitals=None if service is None else Vitals(service=service),
     )  # fmt: skip
 
 
@@ -77,6 +81,24 @@ def test_what_an_adopted_worker_had_done_before_is_not_counted_again() -> None:
     meter.observe([beat(Role.GENERATOR, WaitingFor.COMPUTE, tokens=9000, up_s=600.0)], 1.0)
     meter.observe([beat(Role.GENERATOR, WaitingFor.COMPUTE, tokens=9100, up_s=601.0)], 2.0)
     assert taken(meter, 2.0).roles["generator"].tokens == 100
+
+
+def test_a_row_has_the_work_that_ended_in_its_interval_by_kind() -> None:
+    def look(now_s: float, *sums: ServiceSums, epoch: int = 1, up_s: float = 0.0) -> None:
+        names = [(f"generator-{number}", {"sampling": one}) for number, one in enumerate(sums)]
+        beats = [beat(Role.GENERATOR, WaitingFor.COMPUTE, name=n, service=s, epoch=epoch, up_s=up_s) for n, s in names]
+        meter.observe(beats, now_s)
+
+    meter = FleetMeter(0.0)
+    # the second one was adopted from an earlier supervisor
+    look(1.0, ServiceSums(10, 1.0, 100.0), ServiceSums(1000, 90.0, 9000.0), up_s=600.0)
+    look(2.0, ServiceSums(14, 1.5, 140.0), ServiceSums(1006, 91.0, 9060.0), up_s=601.0)
+    row = taken(meter, 2.0)
+    assert row.roles["generator"].service == {"sampling": ServiceSums(10, 1.5, 100.0)}
+    look(3.0, ServiceSums(3, 0.5, 30.0), epoch=2)
+    later = taken(meter, 3.0)
+    assert later.roles["generator"].service == {"sampling": ServiceSums(3, 0.5, 30.0)}
+    assert row.followed_by(later).roles["generator"].service == {"sampling": ServiceSums(13, 2.0, 130.0)}
 
 
 def test_a_wanted_worker_without_a_heartbeat_counts_as_absent() -> None:

@@ -1,0 +1,100 @@
+"""Claims about costs that are measured in a run: work of known costs gives these costs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pipeline.config.schema import RunConfig
+from pipeline.observability.fleet_history import FleetRow, RoleTime
+from pipeline.observability.history import UpdateRow
+from pipeline.plan.profile import non_negative, profiled
+from pipeline.process.work import ServiceSums
+from protocol.errors import ConfigError
+
+PROMPT = 20.0
+
+
+def update(number: int, responses: int, tokens: int, *, compute_s: float) -> UpdateRow:
+    return UpdateRow(
+        update=number, policy_version=number, at_s=10.0 * number, num_trajectories=responses, num_response_tokens=tokens,
+        num_trained_tokens=tokens, reward=0.0, accuracy=0.0, response_length=0.0, staleness_mean=0.0, staleness_max=0,
+        num_segments_mean=1.0, loss=0.0, grad_norm=0.0, learning_rate=0.0, num_refused_steps=0, wait_s=1.5, logprob_s=0.0,
+        step_s=compute_s, publish_s=0.25, prepare_s=0.1, record_s=0.2, save_s=0.3, other_s=0.05,
+    )  # fmt: skip
+
+
+def config(**algorithm: object) -> RunConfig:
+    return RunConfig.model_validate({"model": {"path": "m"}, "data": {"train": ["d.jsonl"]}, "algorithm": algorithm})
+
+
+def fleet(*generator: ServiceSums, judged: ServiceSums, learned: ServiceSums) -> list[FleetRow]:
+    return [
+        FleetRow(
+            5.0 * number,
+            5.0,
+            {
+                "generator": RoleTime(2.0, {"compute": 0.8, "weights": 0.2}, service={"sampling": one}),
+                "reward": RoleTime(1.0, {"compute": 1.0}, service={"judging": judged}),
+                "learner": RoleTime(1.0, {"compute": 1.0}, service={"update": learned}),
+            },
+        )
+        for number, one in enumerate(generator, 1)
+    ]
+
+
+def a_run(num_updates: int = 12) -> tuple[list[UpdateRow], list[FleetRow]]:
+    draws = random.Random(0)
+    updates, sizes = list[UpdateRow](), [(draws.randint(40, 80), draws.randint(1000, 4000)) for _ in range(num_updates)]
+    for number, (responses, tokens) in enumerate(sizes, 1):
+        seconds = 2 * 0.5 + 0.01 * responses + 2e-3 * (tokens + PROMPT * responses)
+        # the first one compiles
+        updates.append(update(number, responses, tokens, compute_s=seconds + (100.0 if number == 1 else 0.0)))
+    steps = [draws.randint(100, 200) for _ in range(20)]
+    tokens = [step * draws.randint(4, 32) for step in steps]
+    sampled = [ServiceSums(s, 0.01 * s + 5e-4 * t, t) for s, t in zip(steps, tokens, strict=True)]
+    mean = sum(t + PROMPT * r for r, t in sizes[1:]) / (num_updates - 1)
+    return updates, fleet(*sampled, judged=ServiceSums(30, 30 * 0.02, 900.0), learned=ServiceSums(1, 9.0, mean))
+
+
+def test_the_costs_of_known_work_are_found_again() -> None:
+    updates, rows = a_run()
+    found = profiled(config(num_minibatches=2), updates, rows, "a run")
+    learner, generator = found.costs.learner, found.costs.generator
+    assert (learner.base_s, learner.sequence_s, learner.token_s) == pytest.approx((0.5, 0.01, 2e-3), rel=1e-6)
+    assert (learner.publish_s, learner.update_s) == pytest.approx((0.25, 0.65))
+    assert (generator.decode_base_s, generator.decode_sequence_s) == pytest.approx((0.01, 5e-4), rel=1e-6)
+    assert found.prompt_tokens == pytest.approx(PROMPT)
+    assert found.wait_s == pytest.approx(1.5)
+    judge = found.costs.reward
+    assert judge is not None and judge.batch_s(30, 900.0) == pytest.approx(0.6)
+    assert found.costs.reference is None
+    # a fifth of 100 s, over twelve versions
+    assert found.costs.weights.load_s == pytest.approx(20.0 / 12)
+
+
+def test_predictions_of_a_run_whose_updates_are_all_alike_are_right_for_such_updates() -> None:
+    updates = [update(number, 64, 2000, compute_s=3.0 + 0.01 * (number % 2)) for number in range(1, 9)]
+    _, rows = a_run()
+    costs = profiled(config(), updates, rows, "a run").costs
+    tokens = 2000 + 64 * profiled(config(), updates, rows, "a run").prompt_tokens
+    assert costs.learner.compute_s(64, tokens) == pytest.approx(3.005, abs=0.01)
+
+
+def test_no_coefficient_is_negative() -> None:
+    # the plain least squares of these has a base of -1
+    assert non_negative([(1, 1), (1, 2), (1, 3)], [0.0, 1.0, 2.0]) == pytest.approx([0.0, 8 / 14])
+    assert non_negative([(1, 1), (1, 2)], [-1.0, -2.0]) == [0.0, 0.0]
+
+
+def test_a_run_with_too_few_updates_is_refused() -> None:
+    updates, rows = a_run(num_updates=4)
+    with pytest.raises(ConfigError, match="has 3 updates after its first; expected 4 or more"):
+        profiled(config(), updates, rows, "a run")
+
+
+def test_a_run_that_did_not_record_its_generators_work_is_refused() -> None:
+    updates, _ = a_run()
+    with pytest.raises(ConfigError, match="no records of its generators' work"):
+        profiled(config(), updates, [], "a run")
