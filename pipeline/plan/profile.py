@@ -127,7 +127,7 @@ def _sums(fleet: Iterable[FleetRow], role: Role, kinds: Sequence[str]) -> list[S
 
 
 def _generator(config: RunConfig, fleet: Sequence[FleetRow], name: str) -> GeneratorCosts:
-    done = [one for one in _sums(fleet, Role.GENERATOR, _KINDS[Role.GENERATOR]) if one.pieces]
+    done = [one for one in _sums(fleet, Role.GENERATOR, ("sampling",)) if one.pieces]
     if not done:
         raise ConfigError(f"{name} has no records of its generators' work; run it again with this version")
     base, sequence = non_negative([(one.pieces, one.size) for one in done], [one.seconds for one in done])
