@@ -49,6 +49,8 @@ class Measured:
     """Tokens sampled, over those of slots that are always full."""
     learner_utilisation: float
     """Share of the time in steps."""
+    staleness_mean: float
+    """Versions between sampling and training, over trained tokens."""
     staleness_max: int
     eta: int
     mean_length: float
@@ -118,6 +120,7 @@ def _read(scenario: Scenario, config: RunConfig) -> Measured:
         ),
         generator_utilisation=costs.saturated_s(sampled) / whole_s,
         learner_utilisation=sum(row.step_s for row in rows) / whole_s,
+        staleness_mean=mean(row.staleness_mean for row in steady),
         staleness_max=int(report["max_staleness"]),
         eta=config.staleness.eta,
         mean_length=mean(row.response_length for row in steady),
