@@ -13,8 +13,8 @@ from ops.bench import latency
 from ops.bench.latency import LEAST_S, MOST_S, TURNS, SlowTool, ideal_use, latency_s
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
+from pipeline.ledger.staleness import ReadyUnit, choose
 from pipeline.ledger.types import LatePolicy
-from tests.oracle.ledger.staleness import ReadyUnit, choose
 
 ROOT = Path(__file__).parents[3]
 

@@ -14,12 +14,12 @@ from pipeline.ledger.admin import (
     WaitedUnit,
     Waits,
 )
+from pipeline.ledger.rules import UnitName
 from pipeline.ledger.types import DeadLetter, LatePolicy, Pause
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
 from tests.oracle.ledger.lacking import waited_trajectory
 from tests.oracle.ledger.ledger import MemoryLedger
-from tests.oracle.ledger.records import UnitName
 from tests.oracle.ledger.state import LedgerState
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+from pipeline.ledger.sorted_set import SortedSet
 from pipeline.ledger.stored import read_finished
 from pipeline.ledger.types import Balance, DropReason, FinishedClaim
 from protocol.ids import ChunkId, TrajectoryId
 from tests.oracle.ledger.records import CHUNK_OVERHEAD_BYTES, FinishedRecord
-from tests.oracle.ledger.sorted_set import SortedSet
 
 
 class FinishedLane:

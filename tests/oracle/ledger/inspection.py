@@ -18,12 +18,12 @@ from pipeline.ledger.inspection import (
     staleness_of,
 )
 from pipeline.ledger.life import TrajectoryLife, UnknownTrajectory, life_from
+from pipeline.ledger.rules import UnitName, UnitRecord
 from pipeline.ledger.types import Unit
 from protocol.ids import ChunkId, TrajectoryId
 from tests.oracle.ledger.lacking import waited_trajectory
 from tests.oracle.ledger.ledger import MemoryLedger
 from tests.oracle.ledger.lives import chunk_row, is_shown, pack_life
-from tests.oracle.ledger.records import UnitName, UnitRecord
 from tests.oracle.ledger.state import LedgerState
 
 

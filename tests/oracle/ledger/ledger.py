@@ -45,7 +45,6 @@ from pipeline.ledger.validation import (
     mismatch,
     nothing_kept,
     parse_chunk,
-    surplus,
     unmarked,
 )
 from protocol.codec import Encoded, to_blob
@@ -55,9 +54,8 @@ from protocol.trajectory import Field, FinishReason, RewardScore, Score, Traject
 from tests.oracle.ledger import scoring
 from tests.oracle.ledger.lives import plain
 from tests.oracle.ledger.records import ChunkRecord, ClaimRecord, EvaluationRecord, TrajectoryRecord
-from tests.oracle.ledger.staleness import ReadyUnit, choose, is_stale
 from tests.oracle.ledger.state import LedgerState
-from tests.oracle.ledger.units import add_to_unit, cancel_windows, chunks_of, continue_or_park, record_sample, take
+from tests.oracle.ledger.units import add_to_unit, cancel_windows, chunks_of, continue_or_park, record_sample
 from tests.oracle.ledger.views import audit_of, bytes_of, queues_of, totals_of
 
 
@@ -95,7 +93,7 @@ class MemoryLedger:
         refused: Refusal | None = None
         is_behind = policy_version is not None and policy_version < s.version
         while len(leases) < max_trajectories:
-            taken = take(s, now, is_behind=is_behind)
+            taken = s.take(is_behind=is_behind)
             if isinstance(taken, Refusal):
                 refused = taken
                 break
@@ -173,7 +171,7 @@ class MemoryLedger:
                 s.forget_chunk(ChunkId(trajectory, index - 1))
         else:
             s.admitted["tokens"] += chunk.num_tokens
-            add_to_unit(s, chunk, oldest, len(needed), now)
+            add_to_unit(s, chunk, oldest, len(needed))
             if s.spec.unit is Unit.CHUNK and not (final or ends_turn):
                 continue_or_park(s, chunk, str(who))
         return ChunkWrite(WriteStatus.STORED, keeps_lease=t.holder == str(who))
@@ -205,16 +203,9 @@ class MemoryLedger:
                 s.finished.keep_value(chunk, blob, now)
             elif field is Field.REWARD:
                 s.finished.keep_end(chunk, t.next - t.opened, c.blob, blob, now)
-        if isinstance(score, RewardScore):
-            group = s.groups[chunk.trajectory.group]
-            group.accuracies.append(score.accuracy)
-            unit = s.unit_of(chunk)
-            s.record(unit).num_masked += score.masked
-            # a critic also learns from units without signal: their drop then waits for all values
-            if not s.spec.value_training and s.is_without_signal(unit):
-                s.end_unit(unit, DropReason.NO_SIGNAL)
-                return WriteStatus.STORED
-        s.ready_if_complete(chunk, now)
+        if isinstance(score, RewardScore) and s.judge(chunk, score.accuracy, score.masked):
+            return WriteStatus.STORED
+        s.ready_if_complete(chunk)
         return WriteStatus.STORED
 
     async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[ScoredChunk]:
@@ -256,40 +247,15 @@ class MemoryLedger:
     async def claim(self, who: Incarnation, *, policy_version: int) -> Claim | ClaimRefused:
         """Drop too stale ready units, the oldest first; claim one update's units or return why."""
         s, now = self._enter(who)
-        num_updates = s.version_history.updates(policy_version)
-        ready = [ReadyUnit(str(name), s.record(name).oldest or 0) for name in s.ready]
-        for unit in sorted(ready, key=lambda unit: (unit.oldest_version, unit.name)):
-            if is_stale(num_updates, unit.oldest_version, s.spec.eta):
-                s.end_unit(s.name(unit.name), DropReason.STALE, num_updates)
-        ready = [unit for unit in ready if not is_stale(num_updates, unit.oldest_version, s.spec.eta)]
-        needed = s.spec.units_per_update // s.weight
-        if len(ready) < needed:
-            ended = s.closed or s.is_exhausted
-            moving = len(s.running) > 0 or (not s.closed and len(s.parked) > 0)
-            return self._refused(s, ClaimWait.STARVED if ended and not moving else ClaimWait.NOT_ENOUGH, needed)
-        chosen = choose(
-            ready,
-            sorted(s.running_age.values()),
-            policy_version=num_updates,
-            eta=s.spec.eta,
-            needed=needed,
-            surplus_units=surplus(s.spec.oversampling, s.spec.units_per_update) // s.weight,
-            late=s.spec.late,
-        )
-        if chosen is None:
-            return self._refused(s, ClaimWait.LATE_WORK, needed)
-        names = [s.name(text) for text in chosen]
+        names = s.claim(policy_version)
+        if isinstance(names, ClaimWait):
+            oldest = s.running.first
+            return ClaimRefused(names, len(s.ready), s.num_needed, None if oldest is None else str(oldest))
         for name in names:
-            s.ready.discard(name)
-            record = s.record(name)
-            record.state, record.claimed_s = "claimed", now
+            s.record(name).claimed_s = now
         claim_id = f"{who}/{next(self._claim_numbers)}"
         s.claims[claim_id] = ClaimRecord(policy_version, names)
-        return Claim(claim_id, policy_version, tuple(chosen))
-
-    def _refused(self, s: LedgerState, wait: ClaimWait, needed: int) -> ClaimRefused:
-        oldest = s.running.first
-        return ClaimRefused(wait, len(s.ready), needed, None if oldest is None else str(oldest))
+        return Claim(claim_id, policy_version, tuple(map(str, names)))
 
     async def fetch(self, claim: Claim) -> list[ClaimedUnit]:
         """Read a claim's units. Raises LedgerError when it was settled, returned or cancelled."""
@@ -309,11 +275,11 @@ class MemoryLedger:
 
     async def return_claim(self, who: Incarnation, claim_id: str) -> int:
         """Return a claim's units to ready, and their number."""
-        s, now = self._enter(who)
+        s, _ = self._enter(who)
         record = s.claims.pop(claim_id, None)
         returned = [] if record is None else record.units
         for name in returned:
-            s.make_ready(name, now)
+            s.make_ready(name)
         return len(returned)
 
     async def advance(self, who: Incarnation, policy_version: int) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from pipeline.ledger.life import EITHER_END, MAX_LEASES, MAX_LIVES
+from pipeline.ledger.rules import UnitRecord
 from pipeline.ledger.types import DropReason
 from protocol.trajectory import Field
-from tests.oracle.ledger.records import ChunkRecord, GroupRecord, TrajectoryRecord, UnitRecord
+from tests.oracle.ledger.records import ChunkRecord, GroupRecord, TrajectoryRecord
 
 _BREAK: Final = re.compile(r"[\t\n]")
 

@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from pipeline.ledger.inspection import MILLION
+from pipeline.ledger.rules import GroupUnit, TrajectoryUnit, UnitName, UnitRecord
 from pipeline.ledger.types import EvaluationRequest, EvaluationSample
-from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
 
 CHUNK_OVERHEAD_BYTES = 512
@@ -23,38 +23,10 @@ def millionths(accuracy: float) -> int:
 
 
 @dataclass(slots=True)
-class UnitRecord:
-    """The common part of all units: readiness, and the oldest version of its tokens."""
-
-    missing: int = 0
-    """Needed fields that are not yet written."""
-    oldest: int | None = None
-    state: str = ""
-    """Empty while running, then ``ready``, then ``claimed``."""
-    ready_s: float = 0.0
-    claimed_s: float = 0.0
-    num_masked: int = 0
-    """Its responses that are masked (``RewardScore.masked``)."""
-
-    def lower_oldest(self, version: int) -> None:
-        """Include a token of ``version``."""
-        self.oldest = version if self.oldest is None else min(self.oldest, version)
-
-
-@dataclass(slots=True)
-class GroupRecord(UnitRecord):
+class GroupRecord(GroupUnit):
     """A group that is not settled."""
 
-    live: int = 0
-    """Members that are not settled."""
-    prompt: int = 0
-    """Place of its prompt in the stream."""
     admitted_s: float = 0.0
-    finals: int = 0
-    """Members whose final chunk is written."""
-    accuracies: list[float] = field(default_factory=list[float])
-    unjudged: set[TrajectoryId] = field(default_factory=set[TrajectoryId])
-    """Members that never got a verdict: dead letters, without which the group goes on."""
     trained: bool = False
     judged_by: str = ""
     """Scorer that was given the whole group."""
@@ -67,18 +39,12 @@ class GroupRecord(UnitRecord):
         without one."""
         return math.floor(MILLION - sum(map(millionths, self.accuracies)) / len(self.accuracies) + 0.5)
 
-    def is_alike(self, group_size: int) -> bool:
-        """Return whether no member waits for a verdict, and those that have one are of one accuracy."""
-        return len(self.accuracies) + len(self.unjudged) == group_size and len(set(self.accuracies)) == 1
-
 
 @dataclass(slots=True)
-class TrajectoryRecord(UnitRecord):
+class TrajectoryRecord(TrajectoryUnit):
     """A trajectory that is not settled."""
 
-    next: int = 0
     holder: str | None = None
-    final: bool = False
     num_tokens: int = 0
     newest: int = 0
     since_s: float = 0.0
@@ -171,7 +137,3 @@ class EvaluationRecord:
     request: EvaluationRequest
     samples: list[EvaluationSample] = field(default_factory=list[EvaluationSample])
     num_failed: int = 0
-
-
-UnitName = int | TrajectoryId | ChunkId
-"""A unit's name by the run's unit. All names of one run compare by order of admission."""

@@ -137,13 +137,13 @@ def fail(s: LedgerState, who: Incarnation, chunk: ChunkId, field: Field, error: 
         s.forget_chunk(chunk)
         del s.trajectories[chunk.trajectory]
     elif group is not None and field in (Field.REWARD, Field.TURN) and s.spec.unit is Unit.GROUP:
-        _go_on_without(s, chunk, field, group, now)
+        _go_on_without(s, chunk, field, group)
     else:
         s.end_unit(s.unit_of(chunk), DropReason.DEAD_LETTER)
     return True
 
 
-def _go_on_without(s: LedgerState, chunk: ChunkId, field: Field, group: GroupRecord, now: float) -> None:
+def _go_on_without(s: LedgerState, chunk: ChunkId, field: Field, group: GroupRecord) -> None:
     """Leave a member that has no verdict out of its group, or drop a group with too few others."""
     number, trajectory = chunk.trajectory.group, chunk.trajectory
     group.unjudged.add(trajectory)
@@ -161,7 +161,7 @@ def _go_on_without(s: LedgerState, chunk: ChunkId, field: Field, group: GroupRec
     if not s.spec.value_training and s.is_without_signal(number):
         s.end_unit(number, DropReason.NO_SIGNAL)
         return
-    s.ready_if_complete(chunk, now)
+    s.ready_if_complete(chunk)
 
 
 def drop(

@@ -5,21 +5,19 @@ The counterpart, step by step, of ``redis/scripts/parts``: every index agrees wi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from pipeline.ledger.life import DROPPED, MAX_LEASES, TRAINED
+from pipeline.ledger.rules import LedgerRules, UnitName
 from pipeline.ledger.types import (
     MAX_SHOWN,
     MAX_SHOWN_BYTES,
     DeadLetter,
     DropReason,
     LedgerSpec,
-    Pause,
-    Refusal,
     Unit,
 )
-from pipeline.ledger.version_history import VersionHistory
-from protocol.ids import TRAIN_LANE, ChunkId, TrajectoryId
+from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
 from tests.oracle.ledger.finished import FinishedLane
 from tests.oracle.ledger.lives import KeptLives, chunk_row, ended, event, is_shown, pack_life
@@ -30,11 +28,7 @@ from tests.oracle.ledger.records import (
     EvaluationRecord,
     GroupRecord,
     TrajectoryRecord,
-    UnitName,
-    UnitRecord,
 )
-from tests.oracle.ledger.sorted_set import SortedSet
-from tests.oracle.ledger.staleness import credit_limit, unit_weight
 from tests.oracle.ledger.tallies import tally_response, tally_unit
 
 MAX_MILESTONES = 1000
@@ -44,21 +38,14 @@ _SPOILING = frozenset({DropReason.DEAD_LETTER, DropReason.NON_FINITE, DropReason
 """Reasons that also keep a unit's trajectories from the critic. All others leave them to it."""
 
 
-class LedgerState:
-    """One run's whole ledger."""
+class LedgerState(LedgerRules[GroupRecord, TrajectoryRecord, ChunkRecord]):
+    """One run's whole ledger: the rules, with the data."""
 
     def __init__(self, spec: LedgerSpec, clock: Callable[[], float]) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self.clock = clock
-        self.weight = unit_weight(spec)
-        self.version = 0
-        self.version_history = VersionHistory()
         self.milestones: dict[int, Counter[str]] = {}
         """By number of settled updates: the counts trained by then."""
-        self.used = 0
-        self.stored_bytes = 0
-        self.closed = False
-        self.paused: Pause | None = None
         self.admitted: Counter[str] = Counter()
         self.trained: Counter[str] = Counter()
         self.stored_by: Counter[str] = Counter()
@@ -67,18 +54,7 @@ class LedgerState:
         self.tallies: Counter[str] = Counter()
         """Of all that left, by the names of ``redis/scripts/parts/tallies.lua``."""
         self.dropped: dict[str, Counter[str]] = {"groups": Counter(), "trajectories": Counter(), "tokens": Counter()}
-        self.groups: dict[int, GroupRecord] = {}
-        self.trajectories: dict[TrajectoryId, TrajectoryRecord] = {}
-        self.chunks: dict[ChunkId, ChunkRecord] = {}
-        self.open: SortedSet[TrajectoryId] = SortedSet()
-        self.parked: SortedSet[TrajectoryId] = SortedSet()
-        self.again: SortedSet[int] = SortedSet()
         self.shown: dict[str, list[tuple[bytes, bytes]]] = {"evaluation": [], "no_signal": []}
-        self.num_again = 0
-        self.evaluation_open: SortedSet[tuple[int, TrajectoryId]] = SortedSet()
-        self.running: SortedSet[UnitName] = SortedSet()
-        self.running_age: dict[UnitName, int] = {}
-        self.ready: SortedSet[UnitName] = SortedSet()
         self.holders: dict[str, float] = {}
         self.held: dict[str, set[TrajectoryId]] = {}
         self.due: dict[Field, dict[ChunkId, float]] = {field: {} for field in Field}
@@ -87,23 +63,16 @@ class LedgerState:
         self.evaluations: dict[int, EvaluationRecord] = {}
         self.finished = FinishedLane()
 
+    def new_group(self, prompt: int) -> GroupRecord:
+        """Count a group, and make its record."""
+        self.admitted.update(groups=1, trajectories=self.spec.group_size)
+        return GroupRecord(live=self.spec.group_size, prompt=prompt, admitted_s=self.clock())
+
+    def new_trajectory(self) -> TrajectoryRecord:
+        """Make a trajectory's record."""
+        return TrajectoryRecord(since_s=self.clock())
+
     # -- names -----------------------------------------------------------------------------------
-
-    def members(self, group: int) -> Iterator[TrajectoryId]:
-        """Yield a group's trajectories."""
-        return (TrajectoryId(TRAIN_LANE, group, member) for member in range(self.spec.group_size))
-
-    def unit_of(self, chunk: ChunkId) -> UnitName:
-        """Return the name of a chunk's unit."""
-        if self.spec.unit is Unit.GROUP:
-            return chunk.trajectory.group
-        return chunk.trajectory if self.spec.unit is Unit.TRAJECTORY else chunk
-
-    def record(self, name: UnitName) -> UnitRecord:
-        """Return an existing unit's record."""
-        if isinstance(name, int):
-            return self.groups[name]
-        return self.trajectories[name] if isinstance(name, TrajectoryId) else self.chunks[name]
 
     def name(self, text: str) -> UnitName:
         """Return the unit that a text names. Raises ValueError for other texts."""
@@ -111,32 +80,7 @@ class LedgerState:
             return int(text)
         return TrajectoryId.parse(text) if self.spec.unit is Unit.TRAJECTORY else ChunkId.parse(text)
 
-    def needed_fields(
-        self, trajectory: TrajectoryId, *, final: bool, ends_turn: bool, num_tokens: int
-    ) -> frozenset[Field]:
-        """Return the fields of a complete chunk."""
-        turn = frozenset({Field.TURN}) if ends_turn else frozenset[Field]()
-        if trajectory.is_evaluation:
-            return frozenset({Field.REWARD}) if final else turn
-        without = frozenset({Field.TURN}) if final else frozenset({Field.TURN, Field.REWARD, Field.GUIDANCE})
-        return (self.spec.fields - without if num_tokens else frozenset[Field]()) | turn
-
     # -- credit ----------------------------------------------------------------------------------
-
-    def refusal(self, wanted: int) -> Refusal | None:
-        """Return why ``wanted`` more credits cannot be given, or None when they can."""
-        if self.closed:
-            return Refusal.CLOSED
-        if self.spec.max_bytes is not None and self.num_bytes > self.spec.max_bytes:
-            return Refusal.MEMORY
-        if self.used + wanted > self.credit_limit:
-            return Refusal.NO_CREDIT
-        return None
-
-    @property
-    def credit_limit(self) -> int:
-        """Largest credit in use while the present version is published."""
-        return credit_limit(self.spec, self.version_history.updates(self.version))
 
     def mark(self, num_updates: int) -> None:
         """Remember the counts trained, at so many settled updates."""
@@ -158,20 +102,9 @@ class LedgerState:
         return lost["credit"]
 
     @property
-    def published_updates(self) -> int:
-        """Updates in the published version."""
-        return self.version_history.updates(self.version)
-
-    @property
     def num_bytes(self) -> int:
         """Stored bytes, for units and for the value worker, as the watermark counts them."""
         return self.stored_bytes + self.finished.num_bytes
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether every prompt is admitted, and none waits to be admitted again."""
-        following = self.admitted["groups"] - self.num_again
-        return self.spec.num_prompts is not None and following >= self.spec.num_prompts and not len(self.again)
 
     def is_untrained(self, number: int) -> bool:
         """Whether no unit of a group has been trained on."""
@@ -193,14 +126,6 @@ class LedgerState:
         self.held.setdefault(who, set()).add(trajectory)
         if not trajectory.is_evaluation:
             self.begin_age(trajectory, record.next)
-
-    def begin_age(self, trajectory: TrajectoryId, index: int) -> None:
-        """Set the age of the unit of the trajectory's next tokens: the version's updates."""
-        unit, now = self.unit_of(ChunkId(trajectory, index)), self.version_history.updates(self.version)
-        if self.spec.unit is Unit.GROUP:
-            self.running_age[unit] = min(now, self.running_age.get(unit, now))
-        elif self.spec.unit is Unit.CHUNK or self.trajectories[trajectory].oldest is None:
-            self.running_age[unit] = now
 
     def let_go(self, trajectory: TrajectoryId, who: str) -> None:
         """Take a trajectory from its holder."""
@@ -232,38 +157,10 @@ class LedgerState:
 
     # -- becoming ready --------------------------------------------------------------------------
 
-    def make_ready(self, name: UnitName, now: float) -> None:
+    def make_ready(self, name: UnitName) -> None:
         """Make a unit claimable."""
-        record = self.record(name)
-        self.running.discard(name)
-        self.running_age.pop(name, None)
-        self.ready.add(name)
-        record.state, record.ready_s = "ready", now
-
-    def ready_if_complete(self, chunk: ChunkId, now: float) -> None:
-        """Make a chunk's unit ready once nothing is missing."""
-        name = self.unit_of(chunk)
-        record = self.record(name)
-        if record.missing:
-            return
-        if isinstance(record, GroupRecord) and record.finals < self.spec.group_size:
-            return
-        if isinstance(record, TrajectoryRecord) and not record.final:
-            return
-        if record.oldest is None or self.is_without_signal(name):
-            self.end_unit(name, DropReason.NO_SIGNAL)
-            return
-        self.make_ready(name, now)
-
-    def is_without_signal(self, name: UnitName) -> bool:
-        """Return whether a unit has nothing to learn from: no response waits for a verdict,
-        and all that have one are masked, or the signal filter drops it."""
-        record = self.record(name)
-        size = self.spec.group_size if isinstance(record, GroupRecord) else 1
-        num_unjudged = len(record.unjudged) if isinstance(record, GroupRecord) else 0
-        if record.num_masked + num_unjudged == size:
-            return True
-        return self.spec.signal_filter and isinstance(record, GroupRecord) and record.is_alike(size)
+        super().make_ready(name)
+        self.record(name).ready_s = self.clock()
 
     # -- leaving the ledger ----------------------------------------------------------------------
 
@@ -279,12 +176,8 @@ class LedgerState:
             for trajectory in first:
                 self.show_end(reason.value, trajectory)
         tally_unit(self.tallies, reason, self.record(name).oldest, made)
-        self.running.discard(name)
-        self.running_age.pop(name, None)
-        self.ready.discard(name)
-        if reason is not None:
-            self.used -= self.weight
-        else:
+        self.leave(name, reason)
+        if reason is None:
             self.trained["credit"] += self.weight
         if reason is not None and reason in _SPOILING:
             self._spoil(name, reason)

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.ledger.staleness import ReadyUnit, choose, credit_limit, is_stale, staleness, unit_weight
 from pipeline.ledger.types import Claim, ClaimWait, LatePolicy, Unit
 from pipeline.ledger.validation import check_spec, surplus
 from protocol.errors import ConfigError
 from tests.oracle.ledger.ledger import MemoryLedger
-from tests.oracle.ledger.staleness import ReadyUnit, choose, credit_limit, is_stale, staleness, unit_weight
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
 
 

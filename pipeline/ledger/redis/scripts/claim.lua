@@ -1,7 +1,7 @@
 -- claim.lua: drop ready units that are too stale, then lease one update's units to the learner, or
 -- return what it has to wait for.
 --
--- The choice equals tests.oracle.ledger.staleness.choose; pipeline/ledger/staleness.md proves what it
+-- The choice equals pipeline.ledger.staleness.choose; pipeline/ledger/staleness.md proves what it
 -- guarantees.
 --
 -- It is a single step, since the choice is made at one moment and a claim is whole. For an update of

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from pipeline.ledger.types import LatePolicy, LedgerSpec, Unit
 from pipeline.ledger.validation import surplus
@@ -37,16 +38,19 @@ def is_stale(policy_version: int, oldest_version: int, eta: int) -> bool:
     return staleness(policy_version, oldest_version) > eta
 
 
+Name = TypeVar("Name")
+
+
 @dataclass(frozen=True, slots=True)
-class ReadyUnit:
+class ReadyUnit(Generic[Name]):
     """A ready unit, as the choice sees it."""
 
-    name: str
+    name: Name
     oldest_version: int
 
 
 def choose(
-    ready: Sequence[ReadyUnit],
+    ready: Sequence[ReadyUnit[Name]],
     running_ages: Sequence[int],
     *,
     policy_version: int,
@@ -54,7 +58,7 @@ def choose(
     needed: int,
     surplus_units: int,
     late: LatePolicy,
-) -> list[str] | None:
+) -> list[Name] | None:
     """Return the ``needed`` units to train at ``policy_version``, in order of admission.
 
     ``ready`` holds at least ``needed`` units in order of admission, none of them stale.
@@ -69,7 +73,7 @@ def choose(
     if late is LatePolicy.WAIT and _count(running_ages, edge, edge):
         return None
     ready_ages = sorted(unit.oldest_version for unit in ready)
-    chosen: set[str] = set()
+    chosen: set[Name] = set()
     for lag in range(eta):
         horizon = edge + lag
         due = _count(ready_ages, edge, horizon) + _count(running_ages, edge, horizon)
