@@ -96,6 +96,9 @@ class AsyncSocket:
             }
         if kind == zmq.ROUTER:
             options[zmq.ROUTER_MANDATORY] = 1
+            # A requester has as many requests under way as the mark says. libzmq notices that messages have left
+            # only when half of the mark have, so at the plain mark an answer may find no room.
+            options[zmq.SNDHWM] = 2 * limits.high_water_mark
         for option, value in options.items():
             self._socket.setsockopt(option, value)
 

@@ -38,6 +38,13 @@ class Carrier:
             self.transports[name] = self._transport(name)
         return self.transports[name]
 
+    def make_io_idle(self, *names: str) -> None:
+        """Give the transports' I/O threads, which start with their first sockets, the lowest priority."""
+        for name in names:
+            context = self._of(name)._context  # pyright: ignore[reportPrivateUsage]
+            context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_IDLE)
+            context.set(zmq.THREAD_PRIORITY, 0)
+
     @property
     def server_key(self) -> str:
         return self.keys.public if self.keys else ""
