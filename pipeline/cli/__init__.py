@@ -39,6 +39,7 @@ _DAILY: _Table = {
     "score": ("pipeline.cli.score.command", "Score a file of responses, to check a verifier."),
     "doctor": ("pipeline.cli.doctor", "Check this machine, and a configuration on it."),
     "schedule": ("pipeline.cli.schedule", "Find the best order of a pipeline's work."),
+    "plan": ("pipeline.cli.plan", "Say what to start on which devices, and how fast it is."),
     "profile": ("pipeline.cli.profile", "Measure what a run's work cost, for plans."),
 }
 _GROUPS: _Table = {

@@ -495,6 +495,12 @@ class FleetSection(Section):
         "Default: 16 per core or one per 256 MiB of memory, whichever is less, but at least 8.",
         unit="processes",
     )
+    planned_for: str = setting(
+        "", "Written by `headrace plan`: digest of the config.json that the fleet was planned for. Another is refused."
+    )
+    planned_update_s: float | None = setting(
+        None, "Written by `headrace plan`: predicted time of an update, for `headrace plan --from RUN`.", gt=0.0
+    )
 
     @model_validator(mode="after")
     def _holds_the_start(self) -> FleetSection:

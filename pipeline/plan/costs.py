@@ -153,6 +153,8 @@ class Costs(_Section, frozen=True):
     wire: WireCosts = WireCosts()
     source: str = ""
     """Where they come from, for people."""
+    busy: NotNegative = 0.0
+    """Workers that computed at once while they were measured. More than there were cores slow one another down."""
 
     def scorer(self, role: Role) -> ScorerCosts:
         """Return a scoring role's costs. Raises ConfigError if they are missing."""

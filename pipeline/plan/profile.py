@@ -21,7 +21,9 @@ from pipeline.config.schema import RunConfig
 from pipeline.observability.fleet_history import FleetRow, fleet_history
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, run_history
 from pipeline.plan.costs import Costs, GeneratorCosts, LearnerCosts, ScorerCosts, WeightsCosts
+from pipeline.plan.workload import Lengths
 from pipeline.process.work import ServiceSums
+from pipeline.runtime.machine import this_machine
 from pipeline.runtime.registry.contract import WaitingFor
 from protocol.errors import ConfigError
 from protocol.ids import Role
@@ -29,7 +31,6 @@ from protocol.ids import Role
 LEAST_UPDATES: Final = 4
 """With fewer, a run says too little about its learner."""
 _KINDS: Final = {
-    Role.GENERATOR: ("sampling",),
     Role.REWARD: ("judging",),
     Role.REFERENCE: ("scoring", "guidance"),
     Role.VALUE: ("scoring", "value step"),
@@ -51,7 +52,20 @@ class Profile:
     response_tokens: float
     prompt_tokens: float
     """Mean of a response's prompt; 0 if the run did not record it."""
+    trained_share: float
+    """Of the generated tokens."""
     num_updates: int
+    cores: int
+    planned_update_s: float | None
+    """What the plan of its fleet predicted."""
+
+    @property
+    def lengths(self) -> Lengths:
+        return Lengths(
+            prompt_tokens=self.prompt_tokens or None,
+            response_tokens=self.response_tokens / self.sequences,
+            trained_share=self.trained_share,
+        )
 
 
 def non_negative(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
@@ -92,7 +106,7 @@ def profiled(config: RunConfig, updates: Sequence[UpdateRow], fleet: Sequence[Fl
     served = _sums(fleet, Role.LEARNER, ("update",))
     pieces, size = sum(one.pieces for one in served), sum(one.size for one in served)
     prompt_tokens = max(0.0, size / pieces - tokens) / sequences if pieces else 0.0
-    scorers = {role: _scorer(config, fleet, role) for role in _KINDS if role is not Role.GENERATOR}
+    scorers = {role: _scorer(config, fleet, role) for role in _KINDS}
     costs = Costs(
         generator=_generator(config, fleet, name),
         learner=_learner(updates, prompt_tokens, config.algorithm.num_minibatches),
@@ -101,6 +115,7 @@ def profiled(config: RunConfig, updates: Sequence[UpdateRow], fleet: Sequence[Fl
         value=scorers[Role.VALUE],
         environment=scorers[Role.ENVIRONMENT],
         weights=_weights(fleet, updates),
+        busy=_busy(fleet, config.reward.processes),
         source=name,
     )
     return Profile(
@@ -110,7 +125,10 @@ def profiled(config: RunConfig, updates: Sequence[UpdateRow], fleet: Sequence[Fl
         sequences=sequences,
         response_tokens=tokens,
         prompt_tokens=prompt_tokens,
+        trained_share=_trained_share(fleet),
         num_updates=len(updates),
+        cores=this_machine().num_cores,
+        planned_update_s=config.fleet.planned_update_s,
     )
 
 
@@ -164,3 +182,25 @@ def _weights(fleet: Sequence[FleetRow], updates: Sequence[UpdateRow]) -> Weights
     workers = max((span.workers for _, span in spans), default=1.0)
     waited_s = sum(s * span.workers * span.shares.get(WaitingFor.WEIGHTS, 0.0) for s, span in spans)
     return WeightsCosts(load_s=waited_s / workers / (len(updates) + 1))
+
+
+def _trained_share(fleet: Sequence[FleetRow]) -> float:
+    """Return the share of generated tokens that was trained, once the first update was."""
+    rows = [row for row in fleet if row.num_tokens_trained]
+    if len(rows) < 2:
+        return 1.0
+    generated = rows[-1].num_tokens_generated - rows[0].num_tokens_generated
+    trained = rows[-1].num_tokens_trained - rows[0].num_tokens_trained
+    return min(1.0, trained / generated) if generated and trained else 1.0
+
+
+def _busy(fleet: Sequence[FleetRow], judged_at_once: int) -> float:
+    """Return the mean number of workers that worked at once, while updates were made."""
+    rows = [row for row in fleet if row.num_tokens_trained]
+    kinds = {**_KINDS, Role.GENERATOR: ("sampling",), Role.LEARNER: ("update",)}
+    busy_s = sum(
+        one.seconds / (judged_at_once if role is Role.REWARD else 1)
+        for role, names in kinds.items()
+        for one in _sums(rows, role, names)
+    )
+    return busy_s / (sum(row.span_s for row in rows) or 1.0)

@@ -45,6 +45,7 @@ from pipeline.preflight.model_folder import (
     check_reward_model,
     longest_context,
     longest_input,
+    model_digest,
     read_model_config,
     value_source,
 )
@@ -154,6 +155,13 @@ def _fleet(subject: _Subject) -> list[CheckFinding]:
 def _models(subject: _Subject) -> list[CheckFinding]:
     config = subject.config
     kind = subject.model.get("model_type", "unknown type")
+    planned = config.fleet.planned_for
+    if planned and planned != (found := model_digest(config.model.path, with_weights=False)):
+        raise ConfigError(
+            f"the fleet was planned for a model whose config.json has digest ..{planned[-12:]}, but that of "
+            f"{config.model.path} has ..{found[-12:]}: its splits and sizes are for that model. Plan again with "
+            "`headrace plan`, or remove fleet.planned_for"
+        )
     if config.model.reference_path is not None:
         read_model_config(config.model.reference_path)
     if config.value.path is not None and config.declaration.has_critic:

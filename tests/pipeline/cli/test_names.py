@@ -27,6 +27,7 @@ DAILY = [
     "score",
     "doctor",
     "schedule",
+    "plan",
     "profile",
 ]
 GROUPS = {

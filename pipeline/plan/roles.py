@@ -1,0 +1,248 @@
+"""The roles of a run on devices: how long each takes for an update, and what it holds of a device's memory.
+
+Rates are roofs times the share of them that is reached (``devices.toml``): a decode step reads the weights and the caches
+of its sequences from memory, everything else multiplies. Collectives take as long as a ring does (Patarasu and Yuan
+2009): ``2 (n - 1) / n`` of the bytes for a sum, half of that to gather. Memory is that of
+``pipeline.preflight.device_memory``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from msgspec.structs import replace
+
+from pipeline.config.schema import RunConfig
+from pipeline.plan.costs import Costs, GeneratorCosts, LearnerCosts, WeightsCosts
+from pipeline.plan.devices import PER_HOST, Device
+from pipeline.plan.transformer import Transformer
+from pipeline.plan.workload import Workload
+from pipeline.preflight.device_memory import DeviceNeed, device_need, generator_parts, learning_plan
+from pipeline.preflight.memory_needs import HEAD_BYTES, activation_bytes
+
+SLOTS: Final = 256
+"""Most sequences of a generator."""
+USED: Final = 0.9
+"""Of a device's memory: the rest is the allocator's."""
+_SYNC_S: Final = 1e-5
+"""Latency of a collective between the devices of a host."""
+_STEP_S: Final = 2e-3
+"""A decode step on a GPU besides its products: sampling and the engine's own work."""
+_PCIE: Final = 25e9
+"""Bytes a second between a device and its host, for offloaded optimisers."""
+_CACHE_ROOM: Final = 1.25
+"""Caches are planned for sequences that are longer than the mean context."""
+_DEFAULTS: Final = Costs(generator=GeneratorCosts(), learner=LearnerCosts())
+Backend = Literal["torch", "fsdp2", "deepspeed", "pipeline"]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a learner or critic is split over the devices of a group."""
+
+    backend: Backend
+    ranks: int
+    stage: int = 0
+    """Of ZeRO, with DeepSpeed."""
+    offload: bool = False
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether this version can execute it: ranks are of one host."""
+        return self.ranks <= PER_HOST
+
+    def in_words(self) -> str:
+        if self.backend == "torch":
+            return "one rank"
+        kind = {"fsdp2": "fsdp2", "pipeline": "pipeline"}.get(self.backend, f"ZeRO {self.stage}")
+        return f"{kind} over {self.ranks}{', optimiser on the host' if self.offload else ''}"
+
+
+def splits(ranks: int) -> list[Split]:
+    """Return the splits of a learner over so many devices. Stage 3 of ZeRO is fsdp2."""
+    if ranks == 1:
+        return [Split("torch", 1)]
+    stages = [Split("deepspeed", ranks, 1), Split("deepspeed", ranks, 2), Split("deepspeed", ranks, 2, offload=True)]
+    return [Split("fsdp2", ranks), *stages, Split("deepspeed", ranks, 3, offload=True), Split("pipeline", ranks)]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A model that learns on the devices of a group, which fits."""
+
+    split: Split
+    num_bytes: int
+    micro_tokens: int
+    recomputed: int
+    """Layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Times and memory of a run's roles."""
+
+    config: RunConfig
+    """With the compute types of the run; its splits are not read."""
+    model: Transformer
+    work: Workload
+    measured: Costs | None = None
+    """Of one device each, in place of what the model's sizes say."""
+
+    @property
+    def item(self) -> int:
+        return 2 if self.config.types.generator == "bfloat16" else 4
+
+    # memory
+
+    def trained(self, split: Split, room: float, *, is_value: bool = False) -> Trained | None:
+        """Return a learner or critic in ``room`` bytes of each device; None if it does not fit."""
+        need = self.need(split, is_value=is_value)
+        plan = learning_plan(self.config, need, int(room), is_value=is_value)
+        recomputed = self.model.layers if plan.recomputed is True else int(plan.recomputed)
+        return Trained(split, plan.num_bytes, plan.tokens, recomputed) if plan.fits else None
+
+    def need(self, split: Split, *, is_value: bool = False) -> DeviceNeed:
+        whole = _whole_need(self, is_value)
+        shared = {"weights": 3, "gradients": 2, "optimiser": 1}
+        parts = dict[str, int]()
+        for name, size in whole.parts.items():
+            lowest = shared.get(name, 0)
+            is_shared = bool(lowest) and (split.backend in ("fsdp2", "pipeline") or split.stage >= lowest)
+            parts[name] = 0 if split.offload and name == "optimiser" else size // (split.ranks if is_shared else 1)
+        if split.backend == "pipeline" and "weights in bfloat16" in parts:
+            parts["weights in bfloat16"] //= split.ranks
+        elif split.ranks > 1 and (split.stage == 3 or split.backend == "fsdp2") and "weights in bfloat16" in parts:
+            # a layer at a time, and the embedding
+            embedding = self.model.vocabulary * self.model.hidden
+            parts["weights in bfloat16"] = 2 * 2 * self.model.num_weights // self.model.layers + 4 * embedding
+        return DeviceNeed(parts, whole.layers, whole.of_layer, whole.of_input)
+
+    def generator_bytes(self, tensor: int) -> int:
+        """Return what a generator holds of each device besides its caches."""
+        parts = generator_parts(self.config, self.model.shape)
+        return parts["weights"] // tensor + parts["graphs and work"]
+
+    def engine_bytes(self, tensor: int, slots: int) -> float:
+        """Return what a generator holds of each device, with the caches of so many sequences."""
+        return self.generator_bytes(tensor) + slots * self._cache_bytes(tensor)
+
+    def _cache_bytes(self, tensor: int) -> float:
+        return (
+            self.model.cache_bytes(self.item) * self.work.mean_context * _CACHE_ROOM / min(tensor, self.model.key_heads)
+        )
+
+    def slots(self, tensor: int, room: float) -> int:
+        """Return how many sequences' caches fit into ``room`` bytes of each device; 0 if the weights do not."""
+        left = room - self.generator_bytes(tensor)
+        each = (
+            self.model.cache_bytes(self.item) * self.work.mean_context * _CACHE_ROOM / min(tensor, self.model.key_heads)
+        )
+        return max(0, min(SLOTS, int(left / each)))
+
+    def scorer_bytes(self) -> int:
+        """Return what a reference model holds of its device."""
+        tokens = max(self.config.reference.micro_batch_tokens, int(self.work.prompt_tokens) + self.work.longest)
+        return (
+            self.model.num_weights * self.item
+            + activation_bytes(self.model.shape, tokens) // self.model.layers
+            + HEAD_BYTES
+        )
+
+    # times
+
+    def generator(self, device: Device, tensor: int, slots: int) -> GeneratorCosts:
+        """Return the costs of a generator on ``tensor`` devices."""
+        if self.measured is not None and tensor == 1:
+            return replace(self.measured.generator, slots=slots)
+        model, read = self.model, device.reading_share * device.bandwidth * tensor
+        multiplied = device.training_share * device.flops * tensor
+        # with many sequences every expert is given some token
+        weights = model.num_weights if model.experts else model.matrix_weights
+        summed = 2 * model.layers * 2 * (tensor - 1) / tensor * model.hidden * self.item / device.link
+        syncs_s = 2 * model.layers * _SYNC_S if tensor > 1 else 0.0
+        return GeneratorCosts(
+            slots=slots,
+            decode_base_s=weights * self.item / read + syncs_s + (0.0 if device.is_cpu else _STEP_S),
+            decode_sequence_s=model.forward_flops(0) / multiplied + summed,
+            decode_context_token_s=model.cache_bytes(self.item) / read,
+            prefill_token_s=model.forward_flops(self.work.prompt_tokens / 2) / multiplied + summed,
+        )
+
+    def response_s(self, costs: GeneratorCosts) -> float:
+        """Return the time of a generator for a response while all its slots are full; its group shares the prompt."""
+        step_s = costs.decode_s(costs.slots, costs.slots * self.work.mean_context)
+        prefill_s = costs.prefill_token_s * self.work.prompt_tokens / self.work.group_size
+        return self.work.response_tokens * step_s / costs.slots + prefill_s
+
+    def learner(self, device: Device, trained: Trained, *, is_value: bool = False) -> LearnerCosts:
+        """Return the costs of a learner or critic on the devices of its split."""
+        split, work, model = trained.split, self.work, self.model
+        ranks = split.ranks
+        if self.measured is not None and not is_value:
+            one = self.measured.learner
+            faster = 1.0 if ranks == 1 else 0.9 * ranks
+            return replace(one, sequence_s=one.sequence_s / faster, token_s=one.token_s / faster)
+        rate = device.training_share * device.flops * ranks
+        length = work.prompt_tokens + work.response_tokens * (1.0 + work.variation**2)
+        flops = model.training_flops(length, trained.recomputed / model.layers)
+        if work.has_old_logprobs or is_value:
+            flops += model.forward_flops(length / 2)
+        step_tokens = work.tokens / work.steps
+        passes = max(1, math.ceil(step_tokens / ranks / trained.micro_tokens))
+        link = device.link if ranks <= PER_HOST else min(device.link, device.network)
+        ring, weights = (ranks - 1) / ranks / link, model.num_weights
+        sums_s = 2 * 4 * weights * ring
+        gathers_s = (2 + (trained.recomputed > 0)) * 2 * weights * ring + 4 * weights * ring
+        compute_s = step_tokens * flops / rate
+        if split.backend == "pipeline":
+            waits_s = compute_s * (ranks - 1) / max(self.config.learner.pipeline.micro_batches, passes * ranks)
+            step_s = compute_s + waits_s
+        elif split.backend == "fsdp2" or split.stage == 3:
+            step_s = max(compute_s, passes * gathers_s)
+        else:
+            step_s = max(compute_s, (passes if split.stage == 2 else 1) * sums_s)
+        # AdamW reads weights, gradient and moments, and writes all but the gradient
+        adam_s = 28 * weights / ranks / (_PCIE if split.offload else device.reading_share * device.bandwidth)
+        return LearnerCosts(
+            base_s=adam_s, token_s=step_s / step_tokens, publish_s=weights * self.item / WeightsCosts().bytes_per_s
+        )
+
+    def scored_s(self, device: Device, number: int) -> float:
+        """Return the time of so many reference workers for all responses of an update."""
+        work = self.work
+        tokens = work.generated * (work.prompt_tokens + work.response_tokens)
+        if self.measured is not None and self.measured.reference is not None:
+            return self.measured.reference.batch_s(work.generated, tokens) / number
+        length = work.prompt_tokens + work.response_tokens * (1.0 + work.variation**2)
+        return tokens * self.model.forward_flops(length / 2) / (device.training_share * device.flops * number)
+
+    def weights_s(self) -> float:
+        """Return the time from an update's end until generators can load its weights."""
+        if self.measured is not None:
+            return self.measured.weights.travel_s + self.measured.weights.load_s
+        return WeightsCosts(num_bytes=self.model.num_weights * self.item).travel_s
+
+    def ledger_s(self) -> float:
+        """Return the ledger server's time for an update: a chunk for each window."""
+        window, work = self.config.generation.window_tokens, self.work
+        chunks = work.generated * math.ceil(work.response_tokens / window)
+        return chunks * (self.measured or _DEFAULTS).ledger.served_s(min(window, work.response_tokens))
+
+    def rewarded_s(self) -> float:
+        """Return the time of one reward worker for all responses of an update, as far as it was measured."""
+        reward = self.measured.reward if self.measured is not None else None
+        work = self.work
+        if reward is None:
+            return 0.0
+        return reward.batch_s(work.generated, work.generated * work.response_tokens) / reward.concurrency
+
+
+def _whole_need(roles: Roles, is_value: bool) -> DeviceNeed:
+    one = {"ranks": 1, "backend": "torch"}
+    sections: Mapping[str, Any] = {
+        "learner": roles.config.learner.model_copy(update=one),
+        "value": roles.config.value.model_copy(update=one),
+    }
+    return device_need(roles.config.model_copy(update=sections), roles.model.shape, is_value=is_value)

@@ -1,0 +1,98 @@
+"""What one update asks of a fleet: responses and their lengths, and which roles see them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from pipeline.config.schema import RunConfig
+from protocol.errors import ConfigError
+
+_Positive = Annotated[float, msgspec.Meta(gt=0.0)]
+
+
+class Lengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file of lengths, in tokens; what it leaves out follows from the run file."""
+
+    prompt_tokens: _Positive | None = None
+    """Mean."""
+    response_tokens: _Positive | None = None
+    """Mean. By default half of the longest allowed."""
+    variation: Annotated[float, msgspec.Meta(ge=0.0)] = 0.6
+    """Standard deviation of response lengths over their mean."""
+    trained_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] | None = None
+    """Of the generated tokens. By default half with dynamic sampling, else all."""
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one update."""
+
+    responses: int
+    """That are trained."""
+    prompt_tokens: float
+    response_tokens: float
+    variation: float
+    longest: int
+    """Response, in tokens."""
+    trained_share: float
+    steps: int
+    """Optimiser steps."""
+    group_size: int
+    has_reference: bool
+    has_critic: bool
+    has_old_logprobs: bool
+    """A forward pass before the first step."""
+    most_stale: int
+    """Updates that sampling may be ahead."""
+
+    @property
+    def generated(self) -> float:
+        """Responses that are sampled for an update."""
+        return self.responses / self.trained_share
+
+    @property
+    def tokens(self) -> float:
+        """Prompt and response tokens that are trained."""
+        return self.responses * (self.prompt_tokens + self.response_tokens)
+
+    @property
+    def mean_context(self) -> float:
+        """Of a decode step's sequence: long responses are decoded for longer."""
+        return self.prompt_tokens + self.response_tokens * (1.0 + self.variation**2) / 2.0
+
+
+def read_lengths(path: Path) -> Lengths:
+    """Raises ConfigError for a file that is missing or wrong."""
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Lengths)
+    except (OSError, ValueError) as error:
+        names = ", ".join(Lengths.__struct_fields__)
+        raise ConfigError(f"{path} is no file of lengths: {error}; expected TOML with some of {names}") from error
+
+
+def workload(config: RunConfig, lengths: Lengths) -> Workload:
+    """Return what an update of a run asks for. Raises ConfigError for a mean response above the longest."""
+    algorithm, longest = config.algorithm, config.generation.max_response_tokens
+    mean = lengths.response_tokens or longest / 2
+    if mean > longest:
+        raise ConfigError(
+            f"response_tokens is {mean:g}, above generation.max_response_tokens {longest}; expected a mean length below it"
+        )
+    proximal = getattr(algorithm, "proximal", "")
+    return Workload(
+        responses=algorithm.groups_per_update * algorithm.group_size,
+        prompt_tokens=lengths.prompt_tokens or config.data.max_prompt_tokens / 2,
+        response_tokens=mean,
+        variation=lengths.variation,
+        longest=longest,
+        trained_share=lengths.trained_share or (0.5 if algorithm.dynamic_sampling else 1.0),
+        steps=algorithm.num_minibatches,
+        group_size=algorithm.group_size,
+        has_reference=config.has_reference,
+        has_critic=config.has_critic,
+        has_old_logprobs=algorithm.num_minibatches > 1 and proximal == "recompute",
+        most_stale=config.staleness.eta,
+    )

@@ -1,0 +1,111 @@
+"""A plan as files that ``headrace up`` takes: a run file that includes the person's own, and a fleet file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from pipeline.plan.devices import Device
+from pipeline.plan.planner import Candidate, Placed
+from pipeline.plan.roles import Roles, Split
+from pipeline.preflight.model_folder import model_digest
+from protocol.errors import ConfigError
+
+RUN_FILE, FLEET_FILE = "run.toml", "fleet.toml"
+Tree = dict[str, Any]
+
+
+def window_tokens(roles: Roles) -> int:
+    """Return the window: as the run says, but no longer than an eighth of the longest response on GPUs, so that a chunk
+    reaches its scorer while the response goes on."""
+    longest, given = roles.work.longest, roles.config.generation.window_tokens
+    return min(given, longest)
+
+
+def run_settings(placed: Placed, roles: Roles) -> Tree:
+    """Return the settings of a plan, without those of its fleet."""
+    candidate, config = placed.candidate, roles.config
+    engines, on_cores = candidate.engines, candidate.engines[0].device.is_cpu
+    generation: Tree = {"num_slots": min(each.slots for each in engines), "window_tokens": window_tokens(roles)}
+    if not on_cores:
+        share = min(roles.engine_bytes(each.tensor, each.slots) / each.device.num_bytes for each in engines)
+        shares = any(len(group.roles) > 1 for group in candidate.groups if "generator" in group.roles)
+        limit = {"engine_args": {"gpu_memory_utilization": round(share, 3)}} if shares else {}
+        generation |= {"engine": "vllm", "vllm": {"tensor_parallel_size": engines[0].tensor} | limit}
+    found: Tree = {"staleness": {"eta": candidate.staleness}, "generation": generation}
+    if not on_cores:
+        recomputed = candidate.learner.recomputed
+        found["model"] = {"dtype": config.types.learner, "gradient_checkpointing": recomputed or False}
+    found["learner"] = _split(candidate.learner.split)
+    if not on_cores:
+        found["learner"]["micro_batch_tokens"] = candidate.learner.micro_tokens
+    if candidate.critic is not None:
+        found["value"] = _split(candidate.critic.split)
+    if joins(candidate):
+        found["wire"] = {"transport": "tcp"}
+    return found
+
+
+def _split(split: Split) -> Tree:
+    zero: Tree = {"stage": split.stage} | ({"offload_optimizer": {"device": "cpu"}} if split.offload else {})
+    return {"backend": split.backend, "ranks": split.ranks} | ({"deepspeed": zero} if split.stage else {})
+
+
+def joins(candidate: Candidate) -> list[str]:
+    """Return the commands that start the generators, if they are not where ``headrace up`` starts them: on its first GPU."""
+    on_cores = candidate.engines[0].device.is_cpu
+    apart = any(group.roles == ("generator",) for group in candidate.groups)
+    if on_cores or not (apart or candidate.engines[0].number > 1):
+        return []
+    used = dict[Device, int]()
+    for group in candidate.groups:
+        if "generator" not in group.roles:
+            number, device = group.devices[0]
+            used[device] = used.get(device, 0) + number
+    lines = list[str]()
+    for each in candidate.engines:
+        for engine in range(each.number):
+            first = used.get(each.device, 0) + engine * each.tensor
+            visible = ",".join(str(first + n) for n in range(each.tensor))
+            command = "headrace fleet join REDIS_URL --token generator.token"
+            lines.append(f"CUDA_VISIBLE_DEVICES={visible} {command}  # {each.device.name}")
+    return lines
+
+
+def fleet_settings(placed: Placed, roles: Roles) -> Tree:
+    candidate = placed.candidate
+    found: Tree = {"generator": 0 if joins(candidate) else sum(each.number for each in candidate.engines), "reward": 1}
+    if roles.work.has_reference:
+        found["reference"] = 1
+    return found | {
+        "planned_for": model_digest(roles.config.model.path, with_weights=False),
+        "planned_update_s": round(placed.period_s, 4),
+    }
+
+
+def write_plan(placed: Placed, roles: Roles, folder: Path, base: Path | Tree) -> None:
+    """Write both files. ``base``: the person's run file, which is included, or the settings that it would have. Raises
+    ConfigError for a plan that cannot be executed, or a folder that cannot be written."""
+    if needs := placed.candidate.needs():
+        raise ConfigError(f"no plan that fits can be started by this version, since it needs {' and '.join(needs)}")
+    predicted = f"# Predicted: an update every {placed.period_s:.3g} s. By headrace plan.\n"
+    settings = run_settings(placed, roles)
+    if isinstance(base, Path):
+        settings = {"include": [str(base.resolve())], **settings}
+    else:
+        settings = {name: {**base.get(name, {}), **settings.get(name, {})} for name in {**base, **settings}}
+    by_hand = joins(placed.candidate)
+    notes = ["Generators are started by hand, each on its GPUs, once the run is up:", *by_hand] if by_hand else []
+    comments = predicted + "".join(f"# {line}\n" for line in notes)
+    files = {
+        RUN_FILE: predicted + tomli_w.dumps(settings),
+        FLEET_FILE: comments + tomli_w.dumps({"fleet": fleet_settings(placed, roles)}),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error

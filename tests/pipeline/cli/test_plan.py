@@ -1,0 +1,165 @@
+"""``headrace plan``: what it says, files that ``headrace up`` reads as they are, and a changed model that is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from pipeline.cli import main
+from pipeline.config.load import load_config
+from pipeline.preflight.checks import preflight
+from protocol.errors import ConfigError
+
+MODEL = Path("ops/demo/tiny_model")
+SEVEN = {
+    "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+    "num_key_value_heads": 4, "vocab_size": 152064,
+}  # fmt: skip
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *words])
+    told = capsys.readouterr()
+    assert ended.value.code == 0, told.err
+    return told.out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *words])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def seven(folder: Path, **changes: Any) -> str:
+    (folder / "seven").mkdir(exist_ok=True)
+    (folder / "seven" / "config.json").write_text(json.dumps(SEVEN | changes))
+    return str(folder / "seven")
+
+
+def a_run(folder: Path) -> Path:
+    """Write a run file whose model is a copy of the demo's."""
+    shutil.copytree(MODEL, folder / "model", dirs_exist_ok=True)
+    (folder / "train.jsonl").write_text('{"prompt": "1+1=", "answer": "2", "verifier": "arithmetic"}\n' * 4)
+    settings = {
+        "run": {"name": "mine", "dir": str(folder / "runs"), "num_updates": 2},
+        "model": {"path": str(folder / "model")},
+        "data": {"train": [str(folder / "train.jsonl")], "max_prompt_tokens": 16},
+        "algorithm": {"groups_per_update": 2, "group_size": 2},
+        "generation": {"max_response_tokens": 16, "window_tokens": 16},
+    }
+    (folder / "mine.toml").write_text(tomli_w.dumps(settings))
+    return folder / "mine.toml"
+
+
+def test_it_says_what_to_start_how_fast_what_binds_and_what_comes_next(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    told = run(capsys, seven(tmp_path), "--devices", "8xH200")
+    for words in (
+        "an update every",
+        "trained response tokens a second",
+        "limited by",
+        "staleness   at most",
+        "EUR an update",
+    ):
+        assert words in told
+    assert "of 141" in told and "no plan is faster" in told and "next" in told
+
+
+def test_its_json_has_the_same_numbers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    best = json.loads(run(capsys, seven(tmp_path), "--devices", "8xH200", "--json"))["best"]
+    assert best["tokens_per_s"] * best["update_s"] == pytest.approx(512 * 1024)
+    assert best["eur_per_update"] * 3600 == pytest.approx(best["eur_per_hour"] * best["update_s"])
+    assert best["run"]["learner"]["ranks"] >= 1 and best["needs"] == []
+
+
+def test_up_takes_what_it_writes_for_cores(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    told = run(capsys, str(a_run(tmp_path)), "--devices", "2xCPU", "--write", str(tmp_path / "plan"))
+    assert f"headrace up {tmp_path}/plan/run.toml --fleet {tmp_path}/plan/fleet.toml" in told
+    config = load_config([tmp_path / "plan/run.toml", tmp_path / "plan/fleet.toml"])
+    assert config.fleet.generator in (1, 2) and config.fleet.planned_update_s and config.run.num_updates == 2
+    assert preflight(config).findings
+
+
+def test_up_takes_what_it_writes_for_gpus(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = (
+        seven(tmp_path),
+        "--devices",
+        "8xH200",
+        "--data",
+        "prompts.jsonl",
+        "--write",
+        str(tmp_path / "plan"),
+    )
+    run(capsys, *words)
+    files = [tmp_path / "plan/run.toml", tmp_path / "plan/fleet.toml"]
+    config = load_config(files)
+    assert config.learner.ranks > 1 and config.learner.backend in ("fsdp2", "deepspeed", "pipeline")
+    assert config.generation.engine == "vllm" and config.model.dtype == "bfloat16"
+    # generators beside others start by hand, each with GPUs of its own
+    lines = [line for line in files[1].read_text().splitlines() if "CUDA_VISIBLE_DEVICES" in line]
+    assert lines and config.fleet.generator == 0 and config.wire.transport == "tcp"
+    gpus = [gpu for line in lines for gpu in line.partition("=")[2].split()[0].split(",")]
+    assert len(gpus) == len(lines) * config.generation.vllm.tensor_parallel_size
+
+
+def test_a_fleet_that_was_planned_for_another_model_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run(capsys, str(a_run(tmp_path)), "--devices", "2xCPU", "--write", str(tmp_path / "plan"))
+    path = tmp_path / "model/config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_position_embeddings": 4096}))
+    config = load_config([tmp_path / "plan/run.toml", tmp_path / "plan/fleet.toml"])
+    with pytest.raises(
+        ConfigError, match=r"the fleet was planned for a model whose config\.json has digest \.\.\w{12}, but"
+    ):
+        preflight(config)
+
+
+def test_measured_costs_decide_where_they_are_given(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    costs = tmp_path / "costs.toml"
+    costs.write_text("[generator]\ndecode_sequence_s = 0.5\n[learner]\nbase_s = 7.0\n[weights]\ntravel_base_s = 0.0\n")
+    words = (str(a_run(tmp_path)), "--devices", "4xCPU", "--costs", str(costs), "--json")
+    best = json.loads(run(capsys, *words))["best"]
+    assert best["seconds"]["learner"] == pytest.approx(7.0)
+    # 8 responses of 8 tokens, half of a second each, by four generators
+    assert best["seconds"]["generator"] == pytest.approx(8 * 8 * 0.5 / 4, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--devices", "8xH100"], "expected a model folder, a run file or --from RUN"),
+        (["configs/demo.toml"], "--devices is missing"),
+        (
+            ["configs/demo.toml", "--devices", "2xCPU", "--algorithm", "ppo"],
+            "--algorithm and --data are for a model folder",
+        ),
+        (["configs/demo.toml", "--devices", "2xTPU"], "names 'TPU', which is not known; known are A100"),
+        (["configs/demo.toml", "--devices", "2xCPU", "--budget", "3"], "no price is known for CPU"),
+        (["--from", "runs/none"], "runs/none"),
+    ],
+)
+def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], words: list[str], sentence: str) -> None:
+    assert sentence in refused(capsys, *words)
+
+
+def test_an_unknown_type_of_model_is_named_with_those_that_are_known(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    told = refused(capsys, seven(tmp_path, model_type="mamba"), "--devices", "8xH100")
+    assert "type is mamba; plans know llama, mistral" in told
+
+
+def test_a_model_too_large_for_the_devices_is_told_by_how_much(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    told = refused(capsys, seven(tmp_path), "--devices", "2xL4")
+    assert "GB on each of them, which has 24" in told and "the learner would fit on" in told
