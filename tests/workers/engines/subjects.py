@@ -31,6 +31,7 @@ from workers.engines.model.optimizer import OptimizerSettings, freeze
 from workers.engines.training.policy_gradient import ForwardSettings
 from workers.engines.training.ranks.backend import RankedTraining, RankedValue
 from workers.engines.training.ranks.build import Ranks, make_training, make_value
+from workers.engines.training.ranks.fsdp2 import Fsdp2Shards
 from workers.engines.training.ranks.group import Group, join
 from workers.engines.training.ranks.launch import is_rank
 from workers.engines.training.ranks.messages import Command, Lead, Lend, decode
@@ -212,7 +213,11 @@ def compare_ranks(backend: RankedTraining) -> None:
 def _compare(backend: RankedTraining) -> None:
     """Compare the trained weights of the newest backend with those of the other ranks."""
     shards, names = backend._model.shards, sorted(backend._model._trained)
-    weights = [shards.weight(name).detach().contiguous().numpy().tobytes() for name in names]
+    if isinstance(shards, Fsdp2Shards):
+        whole = [cast("Any", shards._parameters[name]).full_tensor() for name in names]
+    else:
+        whole = [cast("torch.Tensor", shards.weight(name)).detach().contiguous() for name in names]
+    weights = [each.numpy().tobytes() for each in whole]
     group().agree(hashlib.sha256(b"".join(weights)).digest(), "weights")
 
 

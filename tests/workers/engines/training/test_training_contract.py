@@ -30,6 +30,7 @@ from tests.workers.engines.generation_contract import bytes_of
 from tests.workers.engines.subjects import (
     CONTRACT,
     FSDP2,
+    PIPELINE,
     SMOOTH_EPS,
     TORCH,
     TRAINED_IN_SHARES,
@@ -847,4 +848,22 @@ def test_muon_on_ranks_moves_matrices_as_in_one_process_and_resumes_bit_for_bit(
     back = TORCH.make(tiny_model(seed=6), settings)
     back.load(tmp_path)
     assert steps(back, range(2, 3))[0].applied
+    forget_followers()
+
+
+@pytest.mark.parametrize("ranked", [FSDP2, PIPELINE] if is_rank() else [FSDP2], ids=lambda ranked: ranked.name)
+def test_published_weights_reach_rank_0_in_the_fewest_bytes(ranked: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = ranked.make(tiny_model(), Settings())
+    assert isinstance(backend, RankedTraining)
+    shards, received, receive = backend._model.shards, list[int](), torch.distributed.recv
+
+    def counted(tensor: torch.Tensor, source: int) -> int:
+        received.append(tensor.numel())
+        return receive(tensor, source) or 0
+
+    monkeypatch.setattr(torch.distributed, "recv", counted)
+    total = sum(tensor.numel() for tensor in snapshot(backend).values())
+    own = [shards.piece(name) for name in backend._model._form.names]
+    assert sum(received) == total - sum(piece.numbers.numel() for piece in own if piece is not None)
+    assert is_rank() is bool(received)
     forget_followers()

@@ -24,6 +24,7 @@ from workers.engines.model.checkpoint_files import STEP
 from workers.engines.model.optimizer import AppliedStep, GuardedOptimizer, OptimizerSettings
 from workers.engines.training.ranks.group import Group
 from workers.engines.training.ranks.lending import ShareRange
+from workers.engines.training.ranks.whole import WholeTensors
 
 
 class Fsdp2Shards:
@@ -59,7 +60,8 @@ class Fsdp2Shards:
         trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
         self._optimizer = GuardedOptimizer(trained, settings, embeddings)
         self._is_lead = group.is_lead
-        self._starts = {name: _first_number(parameter) for name, parameter in trained.items()}
+        self._starts = {name: _first_number(parameter) for name, parameter in self._parameters.items()}
+        self._whole = WholeTensors(group)
 
     @property
     def num_steps(self) -> int:
@@ -79,14 +81,18 @@ class Fsdp2Shards:
     def clear(self) -> None:
         self._optimizer.clear()
 
-    def weight(self, name: str) -> torch.Tensor:
-        return _whole(self._parameters[name] if name in self._parameters else self._buffers[name])
+    def weight(self, name: str) -> torch.Tensor | None:
+        if name in self._buffers:
+            return self._buffers[name]
+        parameter = self._parameters[name]
+        return self._whole.on_lead(name, self.piece(name), parameter.shape, parameter.dtype)
 
     def kinds(self, name: str) -> Sequence[str]:
         return list(self._optimizer.state_of(name))
 
-    def state(self, name: str, key: str) -> torch.Tensor:
-        return _whole(self._optimizer.state_of(name)[key])
+    def state(self, name: str, key: str) -> torch.Tensor | None:
+        state = self._optimizer.state_of(name)[key]
+        return self._whole.on_lead(name, self.piece(name, key), state.shape, state.dtype)
 
     @torch.no_grad()
     def piece(self, name: str, key: str = "") -> ShareRange | None:
@@ -107,10 +113,6 @@ class Fsdp2Shards:
     def put_state(self, name: str, key: str, value: torch.Tensor) -> None:
         parameter, state = self._parameters[name], self._optimizer.state_of(name)
         state[key] = value.to(parameter.device) if key == STEP else _share(value, parameter)
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _first_number(parameter: torch.Tensor) -> int:

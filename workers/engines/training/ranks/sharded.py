@@ -71,12 +71,12 @@ class Shards(LentShards, Protocol):
 
     def clear(self) -> None: ...
 
-    def weight(self, name: str) -> torch.Tensor:
-        """Return a whole parameter, on any device; it may be the live one."""
+    def weight(self, name: str) -> torch.Tensor | None:
+        """Return a whole parameter on rank 0, on any device; it may be the live one. Other ranks may get None."""
         ...
 
-    def state(self, name: str, key: str) -> torch.Tensor:
-        """Return a parameter's whole optimiser state of a kind other than :data:`STEP`."""
+    def state(self, name: str, key: str) -> torch.Tensor | None:
+        """Return a parameter's whole optimiser state of a kind other than :data:`STEP` on rank 0, as ``weight``."""
         ...
 
     def put_weight(self, name: str, value: torch.Tensor) -> None:
@@ -219,6 +219,7 @@ class ShardedModel:
         for name in names:
             value = shards.weight(name)
             if self.group.is_lead:
+                assert value is not None, "rank 0 gets whole tensors"
                 gathered.weights[name] = copy_to_host(value)
         if not with_optimizer or not shards.num_steps:
             return gathered
@@ -226,6 +227,7 @@ class ShardedModel:
             for key in shards.kinds(name):
                 value = torch.tensor(float(shards.num_steps)) if key == STEP else shards.state(name, key)
                 if self.group.is_lead:
+                    assert value is not None, "rank 0 gets whole tensors"
                     gathered.states[f"{key}/{name}"] = copy_to_host(value)
         return gathered
 

@@ -18,6 +18,7 @@ from workers.engines.model.packed import PackedTokens
 from workers.engines.training.ranks.group import Group
 from workers.engines.training.ranks.lending import ShareRange
 from workers.engines.training.ranks.stages.cut import Stage
+from workers.engines.training.ranks.whole import WholeTensors
 
 _ADAMW = (STEP, "exp_avg", "exp_avg_sq")
 
@@ -58,6 +59,7 @@ class PipelineShards:
         self.module = _Chain(self.stages, ranks, group)
         self._buffers = dict(model.named_buffers())
         own = {name: parameter for name, parameter in self._parameters.items() if name in self._trained}
+        self._whole = WholeTensors(group)
         self._optimizer = GuardedOptimizer(own, settings, embeddings, total_norm=self._norm)
 
     @property
@@ -77,14 +79,14 @@ class PipelineShards:
     def clear(self) -> None:
         self._optimizer.clear()
 
-    def weight(self, name: str) -> torch.Tensor:
-        return self._buffers[name] if name in self._buffers else self._whole(name, self._parameters.get(name))
+    def weight(self, name: str) -> torch.Tensor | None:
+        return self._buffers[name] if name in self._buffers else self._on_lead(name)
 
     def kinds(self, name: str) -> Sequence[str]:
         return _ADAMW if name in self._trained else ()
 
-    def state(self, name: str, key: str) -> torch.Tensor:
-        return self._whole(name, self._optimizer.state_of(name)[key] if name in self._parameters else None)
+    def state(self, name: str, key: str) -> torch.Tensor | None:
+        return self._on_lead(name, key)
 
     @torch.no_grad()
     def piece(self, name: str, key: str = "") -> ShareRange | None:
@@ -108,10 +110,8 @@ class PipelineShards:
         if parameter is not None:
             self._optimizer.state_of(name)[key] = value.to(parameter.device, copy=True)
 
-    def _whole(self, name: str, own: torch.Tensor | None) -> torch.Tensor:
-        if own is None:
-            own = torch.empty(self._shapes[name], dtype=self._dtype, device=self._group.device)
-        return self._group.broadcast(own.detach(), source=self._holders[name][0])
+    def _on_lead(self, name: str, key: str = "") -> torch.Tensor | None:
+        return self._whole.on_lead(name, self.piece(name, key), self._shapes[name], self._dtype)
 
     def _join_gradients(self) -> None:
         """Add the gradients of a parameter that two ranks have, on both: a + b is b + a to the last bit."""
