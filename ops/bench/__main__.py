@@ -17,6 +17,7 @@ NAMES = {
     "ledger": "Chunks through ledger and wire, against ZeroMQ, Redis, Ray.",
     "one_process": "A demo's learning in one synchronous process.",
     "overlap": "Barrier, one step off, asynchronous: the same draws.",
+    "plan": "Predicted updates beside those that others have published.",
     "pipeline": "Found orders of pipeline work on processes that sleep.",
     "recover": "Repairs of killed and frozen workers, on real processes.",
     "schedule": "Periods and proofs of pipeline schedules, beside known orders.",

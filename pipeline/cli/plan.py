@@ -104,7 +104,7 @@ def plan(
     roles = Roles(config, read_transformer(config.model.path), workload(config, lengths), costs)
     plans = make_plans(candidates(roles, found, budget), time_limit_s)
     if write is not None:
-        write_plan(plans.best, roles, write, base)
+        write_plan(plans.best, roles, write, base, name="" if run is None else f"{config.run.name}-planned")
     if as_json:
         echo_json(_record(plans, roles, profile))
         return

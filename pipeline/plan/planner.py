@@ -27,7 +27,7 @@ from protocol.errors import ConfigError
 
 CHUNKS: Final = 4
 """Of an iteration's generation and scoring."""
-_QUANTA: Final = 200
+_QUANTA: Final = 1000
 """Units of time in the least period of all candidates."""
 _RUNNERS_UP: Final = 3
 Counts = tuple[tuple[int, Device], ...]
@@ -409,7 +409,9 @@ def _candidate(
     most = (staleness + 1) * work.generated / sum(each.number for each in engines)
     costs = [roles.generator(e.device, e.tensor, max(1, min(e.slots, int(most)))) for e in engines]
     rate = sum(each.number / roles.response_s(cost) for each, cost in zip(engines, costs, strict=True))
-    step_s = max(cost.decode_s(cost.slots, cost.slots * work.mean_context) for cost in costs)
+    # on-policy the last response is alone in the end; else its slots' neighbours are replaced
+    beside = [1 if staleness == 0 else cost.slots for cost in costs]
+    step_s = max(cost.decode_s(n, n * work.mean_context) for cost, n in zip(costs, beside, strict=True))
     engines = tuple(Engines(e.device, e.number, e.tensor, cost.slots) for e, cost in zip(engines, costs, strict=True))
     seconds = {"generator": work.generated / rate, "weights": roles.weights_s()}
     number, device = by_role["learner"].devices[0]
@@ -422,7 +424,7 @@ def _candidate(
         seconds["value scores"] = roles.scored_s(device, number)
         seconds["value"] = seconds["value scores"] + _trained_s(roles, device, critic, is_value=True)
     floors = {"reward": roles.rewarded_s(), "ledger": roles.ledger_s()}
-    return Candidate(groups, engines, learner, critic, staleness, seconds, work.longest * step_s, floors)
+    return Candidate(groups, engines, learner, critic, staleness, seconds, work.longest_expected * step_s, floors)
 
 
 def _on_cores(roles: Roles, cores: int, device: Device) -> Iterator[Candidate]:

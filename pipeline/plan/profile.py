@@ -96,11 +96,13 @@ def profile_run(run_dir: Path) -> Profile:
 
 def profiled(config: RunConfig, updates: Sequence[UpdateRow], fleet: Sequence[FleetRow], name: str) -> Profile:
     """Return the costs of a run by its records. Raises ConfigError for too few updates."""
-    updates = updates[1:]
+    first, updates = updates[:1], updates[1:]
     if len(updates) < LEAST_UPDATES:
         raise ConfigError(
             f"{name} has {len(updates)} updates after its first; expected {LEAST_UPDATES} or more: let it run longer"
         )
+    # neither the start nor the evaluation after the end
+    fleet = [row for row in fleet if first[0].at_s < row.at_s - row.span_s / 2 < updates[-1].at_s]
     sequences = fmean(row.num_trajectories for row in updates)
     tokens = fmean(row.num_response_tokens for row in updates)
     served = _sums(fleet, Role.LEARNER, ("update",))
@@ -125,7 +127,7 @@ def profiled(config: RunConfig, updates: Sequence[UpdateRow], fleet: Sequence[Fl
         sequences=sequences,
         response_tokens=tokens,
         prompt_tokens=prompt_tokens,
-        trained_share=_trained_share(fleet),
+        trained_share=_trained_share(fleet, updates),
         num_updates=len(updates),
         cores=this_machine().num_cores,
         planned_update_s=config.fleet.planned_update_s,
@@ -184,23 +186,19 @@ def _weights(fleet: Sequence[FleetRow], updates: Sequence[UpdateRow]) -> Weights
     return WeightsCosts(load_s=waited_s / workers / (len(updates) + 1))
 
 
-def _trained_share(fleet: Sequence[FleetRow]) -> float:
-    """Return the share of generated tokens that was trained, once the first update was."""
-    rows = [row for row in fleet if row.num_tokens_trained]
-    if len(rows) < 2:
-        return 1.0
-    generated = rows[-1].num_tokens_generated - rows[0].num_tokens_generated
-    trained = rows[-1].num_tokens_trained - rows[0].num_tokens_trained
-    return min(1.0, trained / generated) if generated and trained else 1.0
+def _trained_share(fleet: Sequence[FleetRow], updates: Sequence[UpdateRow]) -> float:
+    """Return the share of the tokens that generators wrote meanwhile that was trained."""
+    role = str(Role.GENERATOR)
+    written = sum(row.roles[role].tokens for row in fleet if role in row.roles)
+    return min(1.0, sum(row.num_response_tokens for row in updates) / written) if written else 1.0
 
 
 def _busy(fleet: Sequence[FleetRow], judged_at_once: int) -> float:
     """Return the mean number of workers that worked at once, while updates were made."""
-    rows = [row for row in fleet if row.num_tokens_trained]
     kinds = {**_KINDS, Role.GENERATOR: ("sampling",), Role.LEARNER: ("update",)}
     busy_s = sum(
         one.seconds / (judged_at_once if role is Role.REWARD else 1)
         for role, names in kinds.items()
-        for one in _sums(rows, role, names)
+        for one in _sums(fleet, role, names)
     )
-    return busy_s / (sum(row.span_s for row in rows) or 1.0)
+    return busy_s / (sum(row.span_s for row in fleet) or 1.0)

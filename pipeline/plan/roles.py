@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from functools import cached_property
+from typing import Final, Literal
 
 from msgspec.structs import replace
 
@@ -79,7 +80,7 @@ class Trained:
     """Layers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Roles:
     """Times and memory of a run's roles."""
 
@@ -103,8 +104,21 @@ class Roles:
         recomputed = self.model.layers if plan.recomputed is True else int(plan.recomputed)
         return Trained(split, plan.num_bytes, plan.tokens, recomputed) if plan.fits else None
 
+    @cached_property
+    def _needs(self) -> tuple[DeviceNeed, DeviceNeed]:
+        """Of the learner and of a critic, each whole on one device."""
+        one = {"ranks": 1, "backend": "torch"}
+        config, shape = self.config, self.model.shape
+        sections = {"learner": config.learner.model_copy(update=one), "value": config.value.model_copy(update=one)}
+        config = config.model_copy(update=sections)
+        return device_need(config, shape), device_need(config, shape, is_value=True)
+
+    @cached_property
+    def _generator_parts(self) -> Mapping[str, int]:
+        return generator_parts(self.config, self.model.shape)
+
     def need(self, split: Split, *, is_value: bool = False) -> DeviceNeed:
-        whole = _whole_need(self, is_value)
+        whole = self._needs[is_value]
         shared = {"weights": 3, "gradients": 2, "optimiser": 1}
         parts = dict[str, int]()
         for name, size in whole.parts.items():
@@ -121,7 +135,7 @@ class Roles:
 
     def generator_bytes(self, tensor: int) -> int:
         """Return what a generator holds of each device besides its caches."""
-        parts = generator_parts(self.config, self.model.shape)
+        parts = self._generator_parts
         return parts["weights"] // tensor + parts["graphs and work"]
 
     def engine_bytes(self, tensor: int, slots: int) -> float:
@@ -212,11 +226,12 @@ class Roles:
     def scored_s(self, device: Device, number: int) -> float:
         """Return the time of so many reference workers for all responses of an update."""
         work = self.work
-        tokens = work.generated * (work.prompt_tokens + work.response_tokens)
         if self.measured is not None and self.measured.reference is not None:
-            return self.measured.reference.batch_s(work.generated, tokens) / number
+            return self.measured.reference.batch_s(work.chunks, work.scored_tokens) / number
         length = work.prompt_tokens + work.response_tokens * (1.0 + work.variation**2)
-        return tokens * self.model.forward_flops(length / 2) / (device.training_share * device.flops * number)
+        return (
+            work.scored_tokens * self.model.forward_flops(length / 2) / (device.training_share * device.flops * number)
+        )
 
     def weights_s(self) -> float:
         """Return the time from an update's end until generators can load its weights."""
@@ -226,9 +241,8 @@ class Roles:
 
     def ledger_s(self) -> float:
         """Return the ledger server's time for an update: a chunk for each window."""
-        window, work = self.config.generation.window_tokens, self.work
-        chunks = work.generated * math.ceil(work.response_tokens / window)
-        return chunks * (self.measured or _DEFAULTS).ledger.served_s(min(window, work.response_tokens))
+        served_s = (self.measured or _DEFAULTS).ledger.served_s(min(self.work.window, self.work.response_tokens))
+        return self.work.chunks * served_s
 
     def rewarded_s(self) -> float:
         """Return the time of one reward worker for all responses of an update, as far as it was measured."""
@@ -237,12 +251,3 @@ class Roles:
         if reward is None:
             return 0.0
         return reward.batch_s(work.generated, work.generated * work.response_tokens) / reward.concurrency
-
-
-def _whole_need(roles: Roles, is_value: bool) -> DeviceNeed:
-    one = {"ranks": 1, "backend": "torch"}
-    sections: Mapping[str, Any] = {
-        "learner": roles.config.learner.model_copy(update=one),
-        "value": roles.config.value.model_copy(update=one),
-    }
-    return device_need(roles.config.model_copy(update=sections), roles.model.shape, is_value=is_value)

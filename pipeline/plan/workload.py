@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Annotated
@@ -47,6 +48,19 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """A forward pass before the first step."""
     most_stale: int
     """Updates that sampling may be ahead."""
+    window: int
+    """Tokens of a chunk, at most."""
+
+    @property
+    def chunks(self) -> float:
+        """Chunks of an update's generated responses; the last one of each is half full."""
+        return self.generated * max(1.0, self.response_tokens / self.window + 0.5)
+
+    @property
+    def scored_tokens(self) -> float:
+        """Tokens that a scorer reads of these: each chunk with all that is before it."""
+        mean = self.prompt_tokens + self.response_tokens / 2.0 + min(self.window, self.response_tokens) / 2.0
+        return self.chunks * mean
 
     @property
     def generated(self) -> float:
@@ -57,6 +71,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     def tokens(self) -> float:
         """Prompt and response tokens that are trained."""
         return self.responses * (self.prompt_tokens + self.response_tokens)
+
+    @property
+    def longest_expected(self) -> float:
+        """Length of an update's longest response, if lengths are log-normal and none is above the limit."""
+        variance = math.log(1.0 + self.variation**2)
+        far = math.sqrt(2.0 * math.log(max(2.0, self.generated)))
+        return min(self.longest, self.response_tokens * math.exp(far * math.sqrt(variance) - variance / 2.0))
 
     @property
     def mean_context(self) -> float:
@@ -95,4 +116,5 @@ def workload(config: RunConfig, lengths: Lengths) -> Workload:
         has_critic=config.has_critic,
         has_old_logprobs=algorithm.num_minibatches > 1 and proximal == "recompute",
         most_stale=config.staleness.eta,
+        window=config.generation.window_tokens,
     )

@@ -85,13 +85,15 @@ def fleet_settings(placed: Placed, roles: Roles) -> Tree:
     }
 
 
-def write_plan(placed: Placed, roles: Roles, folder: Path, base: Path | Tree) -> None:
-    """Write both files. ``base``: the person's run file, which is included, or the settings that it would have. Raises
-    ConfigError for a plan that cannot be executed, or a folder that cannot be written."""
+def write_plan(placed: Placed, roles: Roles, folder: Path, base: Path | Tree, *, name: str = "") -> None:
+    """Write both files. ``base``: the person's run file, which is included, or the settings that it would have; ``name``:
+    another name for the run. Raises ConfigError for a plan that cannot be executed, or a folder that cannot be written."""
     if needs := placed.candidate.needs():
         raise ConfigError(f"no plan that fits can be started by this version, since it needs {' and '.join(needs)}")
     predicted = f"# Predicted: an update every {placed.period_s:.3g} s. By headrace plan.\n"
     settings = run_settings(placed, roles)
+    if name:
+        settings["run"] = {"name": name}
     if isinstance(base, Path):
         settings = {"include": [str(base.resolve())], **settings}
     else:

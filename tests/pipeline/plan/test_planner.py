@@ -220,3 +220,27 @@ def test_a_learner_over_several_hosts_is_named_as_not_executable() -> None:
         is_wide = each.candidate.learner.split.ranks > 8
         assert is_wide == any("more than the 8 devices of a host" in need for need in each.candidate.needs())
     assert any(each.candidate.needs() for each in all_of_them)
+
+
+ONE_AND_A_HALF = Transformer("qwen2", 28, 1536, 8960, 12, 2, 128, 151936, True, 0, 0, 2048, 3072)
+"""Qwen2.5 1.5B."""
+
+
+@pytest.mark.parametrize(
+    ("model", "longest", "mean", "kinds", "euros", "gain"),
+    [
+        (ONE_AND_A_HALF, 4096, 1500.0, ("8xB200", "16xL4"), 9.0, 1.3),
+        (SEVEN, 16384, 6000.0, ("8xA100", "8xH100"), 9.0, 1.3),
+        (SEVEN, 4096, 1500.0, ("8xH100", "16xL4"), 20.0, 1.0),
+    ],
+)
+def test_two_kinds_for_the_same_money_are_at_least_as_good_as_one(
+    model: Transformer, longest: int, mean: float, kinds: tuple[str, str], euros: float, gain: float
+) -> None:
+    made = roles(model, longest=longest, response_tokens=mean)
+
+    def period_s(words: str) -> float:
+        return make_plans(candidates(made, read_devices(words), euros), 60.0, num_others=0).best.period_s
+
+    both = period_s(",".join(kinds))
+    assert min(map(period_s, kinds)) >= 0.998 * gain * both
