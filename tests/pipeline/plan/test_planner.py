@@ -102,7 +102,7 @@ def every_placement(names: list[str], number: int, device: Device) -> Iterator[t
     """Yield each way in which roles share groups, with each size of each group, by trying all."""
     for which in product(range(len(names)), repeat=len(names)):
         num = max(which) + 1
-        if set(which) != set(range(num)) or list(which) != sorted(which, key=which.index):
+        if any(which[n] > max((-1, *which[:n])) + 1 for n in range(len(which))):
             continue
         for sizes in product(range(1, number + 1), repeat=num):
             if sum(sizes) <= number:

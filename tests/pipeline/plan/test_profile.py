@@ -32,7 +32,7 @@ def config(**algorithm: object) -> RunConfig:
 def fleet(*generator: ServiceSums, judged: ServiceSums, learned: ServiceSums) -> list[FleetRow]:
     return [
         FleetRow(
-            5.0 * number,
+            10.0 + 5.0 * number,
             5.0,
             {
                 "generator": RoleTime(2.0, {"compute": 0.8, "weights": 0.2}, service={"sampling": one}),
@@ -72,6 +72,15 @@ def test_the_costs_of_known_work_are_found_again() -> None:
     assert found.costs.reference is None
     # a fifth of 100 s, over twelve versions
     assert found.costs.weights.load_s == pytest.approx(20.0 / 12)
+
+
+def test_what_happens_before_the_first_update_and_after_the_last_does_not_count() -> None:
+    updates, rows = a_run()
+    slow = {
+        "generator": RoleTime(2.0, {"compute": 1.0}, tokens=10**6, service={"sampling": ServiceSums(9, 900.0, 9.0)})
+    }
+    outside = [FleetRow(5.0, 5.0, slow), *rows, FleetRow(500.0, 5.0, slow)]
+    assert profiled(config(), updates, outside, "a run") == profiled(config(), updates, rows, "a run")
 
 
 def test_predictions_of_a_run_whose_updates_are_all_alike_are_right_for_such_updates() -> None:
