@@ -53,26 +53,6 @@ class CriticWatch:
         return None
 
 
-class Forecast:
-    """Chooses the pause between two requests for a batch.
-
-    The pause is half of the time that the missing units will take at the rate so far, or a tenth of
-    the time already waited when none arrived or none is missing."""
-
-    def __init__(self, *, least_s: float, most_s: float) -> None:
-        self._least_s, self._most_s = least_s, most_s
-        self._first: tuple[float, int] | None = None
-
-    def pause_s(self, now_s: float, *, num_ready: int, num_needed: int) -> float:
-        # the first call, or units were dropped since
-        if self._first is None or num_ready < self._first[1]:
-            self._first = now_s, num_ready
-        begin_s, begin = self._first
-        missing, come, waited_s = num_needed - num_ready, num_ready - begin, now_s - begin_s
-        pause_s = 0.5 * missing * waited_s / come if come and missing > 0 else 0.1 * waited_s
-        return min(max(pause_s, self._least_s), self._most_s)
-
-
 T = TypeVar("T")
 
 

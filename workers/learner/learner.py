@@ -34,6 +34,7 @@ from pipeline.config.ledger_spec import ledger_spec
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.files.records import RecordFile
+from pipeline.ledger.pacing import Forecast
 from pipeline.ledger.types import Claim, ClaimRefused, ClaimWait, Restart
 from pipeline.ledger.version_history import VersionHistory
 from pipeline.observability.estimates import BestEvaluation
@@ -49,7 +50,7 @@ from protocol.errors import LedgerError
 from protocol.ids import Role
 from workers.checkpoint_writer import CheckpointTimes, CheckpointWriter, is_idle_due
 from workers.engines.training.seam import TrainingBackend
-from workers.learner.claim_loop import ClaimLoop, CriticWatch, Forecast, NotYet, PeriodicTask, wait_words
+from workers.learner.claim_loop import ClaimLoop, CriticWatch, NotYet, PeriodicTask, wait_words
 from workers.learner.claims import BadData, ClaimedChunks
 from workers.learner.ending import Ending, NoSignalStop
 from workers.learner.evaluations import Evaluations
@@ -64,7 +65,6 @@ from workers.learner.weight_publisher import WeightPublisher
 from workers.snapshots import SnapshotWriter
 
 _POLL_S = 0.02
-_LONGEST_POLL_S = 0.1
 _CRITIC_EVERY_S = 0.5
 _EVALUATIONS_EVERY_S = 0.1
 _REPAIR_EVERY_S = 1.0
@@ -384,7 +384,7 @@ class Learner(Actor):
     # -- waiting and ending --
 
     async def _wait_for_batch(self) -> Claim | Ending | None:
-        forecast = Forecast(least_s=_POLL_S, most_s=_LONGEST_POLL_S)
+        forecast = Forecast()
 
         async def ask() -> Claim | Ending | NotYet:
             outcome = await self.ctx.ledger.claim(self.ctx.who, policy_version=self._version)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ops.bench.ledger.payload import Payload, reference_of, reward_of
 from ops.bench.ledger.race import Gate, Part
+from pipeline.ledger.pacing import Backoff, Forecast
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.types import Claim, Lease, LedgerSpec, Refusal, Unit
@@ -24,8 +25,6 @@ from protocol.errors import DataError
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, Score, TrajectoryChunk
 from protocol.zeromq import ZmqTransport
-from workers.generator.leasing import Backoff
-from workers.learner.claim_loop import Forecast
 
 RUN = "bench"
 GROUP = 8

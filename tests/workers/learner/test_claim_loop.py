@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.ledger.pacing import Forecast
 from pipeline.ledger.types import ClaimRefused, DropReason, Unit
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
@@ -23,7 +24,7 @@ from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import make_chunk, make_spec, reward, value
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
-from workers.learner.claim_loop import ClaimLoop, CriticWatch, Forecast, NotYet, PeriodicTask
+from workers.learner.claim_loop import ClaimLoop, CriticWatch, NotYet, PeriodicTask
 
 
 class Work:

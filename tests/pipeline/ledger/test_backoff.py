@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.generator.leasing import Backoff
+from pipeline.ledger.pacing import Backoff
 
 
 def test_each_refusal_doubles_the_pause_up_to_a_limit_and_news_ends_it() -> None:
