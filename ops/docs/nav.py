@@ -108,6 +108,7 @@ BELOW: Final[Mapping[str, tuple[str, ...]]] = {
         "ops/results/fuzz.md",
         "ops/results/verdicts.md",
         "ops/results/schedule.md",
+        "ops/results/simulate.md",
     ),
 }
 """The pages listed below a page."""

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
     from pipeline.data.tokenizer import TextTokenizer
 
+SIMULATED = "ops.emulated.simulated"
+"""Where ``headrace simulate`` finds the costs and responses of these engines."""
+
 _BYTES_PER_WEIGHT = 4
 
 

@@ -41,6 +41,7 @@ _DAILY: _Table = {
     "schedule": ("pipeline.cli.schedule", "Find the best order of a pipeline's work."),
     "plan": ("pipeline.cli.plan", "Say what to start on which devices, and how fast it is."),
     "profile": ("pipeline.cli.profile", "Measure what a run's work cost, for plans."),
+    "simulate": ("pipeline.cli.simulate", "Predict speed, staleness and use before a run."),
 }
 _GROUPS: _Table = {
     "run": ("pipeline.cli", "List, compare, export and repeat runs; pause and resume one."),

@@ -123,6 +123,8 @@ class LedgerCosts(_Section, frozen=True):
     token_s: NotNegative = 3.5e-8
     worker_share: NotNegative = 6.2e-5
     """Share of a core for each worker's heartbeats and polls."""
+    answer_s: NotNegative = 2e-3
+    """From a call to its answer, besides the server's time: both ends of the connection."""
 
     def served_s(self, tokens: float) -> float:
         """Return the server's time for one chunk."""

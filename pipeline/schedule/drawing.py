@@ -85,13 +85,13 @@ def draw(panels: Sequence[Panel]) -> str:
     legend, x = list[str](), _MARGIN + _LABEL
     for kind in (kind for kind in _COLOURS if kind in kinds):
         colour, name = _COLOURS[kind]
-        legend.append(_rect(x, top, 14, 14, colour) + _text(x + 20, top + 12, name, 12))
+        legend.append(rect(x, top, 14, 14, colour) + text(x + 20, top + 12, name, 12))
         x += 34 + 7 * len(name)
     height = top + 14 + _MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:g} {height:g}" '
         f'width="{_WIDTH:g}" height="{height:g}" font-family="system-ui, sans-serif" fill="#1d2430">\n'
-        + _rect(0, 0, _WIDTH, height, "#ffffff", stroke="none")
+        + rect(0, 0, _WIDTH, height, "#ffffff", stroke="none")
         + "\n".join([*parts, *legend])
         + "\n</svg>\n"
     )
@@ -103,31 +103,31 @@ def _panel(panel: Panel, top: float, scale: float, kinds: dict[str, None]) -> tu
     begin = min(timetable.starts.values())
     tall = placement.num_devices * (_ROW + _GAP) - _GAP
     parts = [
-        _text(_MARGIN, top + 18, panel.title, 17, weight="600"),
-        _text(_MARGIN, top + 38, panel.words, 13, "#525b6b"),
+        text(_MARGIN, top + 18, panel.title, 17, weight="600"),
+        text(_MARGIN, top + 38, panel.words, 13, "#525b6b"),
     ]
     for device, order in enumerate(timetable.orders):
         y = rows + device * (_ROW + _GAP)
-        parts.append(_text(_MARGIN, y + 20, f"device {device}", 13))
-        parts.append(_rect(left, y, timetable.makespan * scale, _ROW, "#eef0f4", stroke="none"))
+        parts.append(text(_MARGIN, y + 20, f"device {device}", 13))
+        parts.append(rect(left, y, timetable.makespan * scale, _ROW, "#eef0f4", stroke="none"))
         parts.append(
-            _text(left + timetable.makespan * scale + 8, y + 20, f"peak {timetable.peaks[device]}", 12, "#525b6b")
+            text(left + timetable.makespan * scale + 8, y + 20, f"peak {timetable.peaks[device]}", 12, "#525b6b")
         )
         for step in order:
             kind = _kind(step, timetable)
             kinds[kind] = None
             x, wide = left + (timetable.starts[step] - begin) * scale, timetable.block(step).span * scale
-            parts.append(_rect(x, y, wide, _ROW, _COLOURS[kind][0], title=_words(step, timetable)))
+            parts.append(rect(x, y, wide, _ROW, _COLOURS[kind][0], title=_words(step, timetable)))
             label = str(step.micro_batch)
             if wide >= _LEAST_TEXT + 6 * (len(label) - 1):
-                parts.append(_text(x + wide / 2, y + 20, label, 12, anchor="middle"))
+                parts.append(text(x + wide / 2, y + 20, label, 12, anchor="middle"))
     if panel.period:
         x, wide = left + (panel.period[0] - begin) * scale, panel.period[1] * scale
         parts.append(
             f'<rect x="{x:.1f}" y="{rows - 5:.1f}" width="{wide:.1f}" height="{tall + 10:.1f}" rx="4" fill="none" '
             'stroke="#c2352b" stroke-width="2"/>'
         )
-        parts.append(_text(x + wide / 2, rows - 9, "repeats", 12, "#c2352b", anchor="middle"))
+        parts.append(text(x + wide / 2, rows - 9, "repeats", 12, "#c2352b", anchor="middle"))
     return parts, _HEAD + tall
 
 
@@ -144,12 +144,12 @@ def _words(step: Step, timetable: Timetable) -> str:
     return f"{step.block}, micro-batch {step.micro_batch}: {start} to {timetable.end(step)}"
 
 
-def _rect(x: float, y: float, wide: float, tall: float, fill: str, *, stroke: str = "#ffffff", title: str = "") -> str:
+def rect(x: float, y: float, wide: float, tall: float, fill: str, *, stroke: str = "#ffffff", title: str = "") -> str:
     inner = f"><title>{escape(title)}</title></rect>" if title else "/>"
     return f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{tall:.1f}" rx="2" fill="{fill}" stroke="{stroke}"{inner}'
 
 
-def _text(
+def text(
     x: float, y: float, words: str, size: int, fill: str = "#1d2430", *, weight: str = "400", anchor: str = "start"
 ) -> str:
     return (

@@ -65,26 +65,37 @@ class Measured:
 
 def measure(scenario: Scenario, work: Path, *, seed: int, num_updates: int) -> Measured:
     """Run a scenario. Raises DataError if the run fails."""
-    name = "".join(letter if letter.isalnum() else "-" for letter in scenario.name)[:40].strip("-")
-    return _read(scenario, run_fleet(scenario.overrides, name, work, seed=seed, num_updates=num_updates))
+    return _read(scenario, run_fleet(scenario.overrides, name_of(scenario), work, seed=seed, num_updates=num_updates))
+
+
+def name_of(scenario: Scenario) -> str:
+    """Return the name of a scenario's runs, without the seed."""
+    return "".join(letter if letter.isalnum() else "-" for letter in scenario.name)[:40].strip("-")
 
 
 def run_fleet(overrides: Sequence[str], name: str, work: Path, *, seed: int, num_updates: int) -> RunConfig:
     """Train with emulated models to the end; return the configuration. Removes an earlier run of the same name and
     seed in ``work``. Raises DataError if the run fails."""
-    overrides = [
-        f"model.path={prepare_model(work / 'model')}",
-        f'data.train=["{prepare_data(work / "data")}"]',
+    prepare_model(work / "model")
+    prepare_data(work / "data")
+    overrides = run_overrides(overrides, name, work, seed=seed, num_updates=num_updates)
+    config = resolve_paths(load_config([CONFIG], overrides))
+    shutil.rmtree(config.run_dir, ignore_errors=True)
+    train([CONFIG], overrides, config.run_dir)
+    return config
+
+
+def run_overrides(overrides: Sequence[str], name: str, work: Path, *, seed: int, num_updates: int) -> list[str]:
+    """Return a run as overrides of the benchmark's configuration."""
+    return [
+        f"model.path={(work / 'model').resolve()}",
+        f'data.train=["{(work / "data" / "train.jsonl").resolve()}"]',
         f"run.name={name}-{seed}",
         f"run.dir={work}",
         f"run.seed={seed}",
         f"run.num_updates={num_updates}",
         *overrides,
     ]
-    config = resolve_paths(load_config([CONFIG], overrides))
-    shutil.rmtree(config.run_dir, ignore_errors=True)
-    train([CONFIG], overrides, config.run_dir)
-    return config
 
 
 def _read(scenario: Scenario, config: RunConfig) -> Measured:
