@@ -29,6 +29,7 @@ DAILY = [
     "schedule",
     "plan",
     "profile",
+    "simulate",
 ]
 GROUPS = {
     "run": "list report compare export replay logs trace dashboard pause resume",
