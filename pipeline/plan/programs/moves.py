@@ -61,14 +61,15 @@ class Mover:
 
     def move(self, name: str, shape: Shape, have: Iterable[Piece], needs: Iterable[Need]) -> Move:
         """Return what gives each need its part. The terms of ``have`` together are the whole sum."""
-        move, wanted = Move(), list(dict.fromkeys(needs))
-        have = self._fused(name, have, move)
+        move, wanted, single = Move(), list(dict.fromkeys(needs)), list(have)
+        have = self._fused(name, single, move)
         terms = frozenset[object]().union(*(piece.terms for piece in have))
         if not self._local(name, have, wanted, terms, move) and not self._regular(
             name, shape, have, wanted, terms, move
         ):
             for need in wanted:
-                self._irregular(name, have, need, terms, move)
+                # also of single pieces: copies may be added to different terms
+                self._irregular(name, [*have, *single], need, terms, move)
         return move
 
     def _fused(self, name: str, have: Iterable[Piece], move: Move) -> list[Piece]:
@@ -239,14 +240,13 @@ class Mover:
         near = sorted(have, key=lambda piece: (piece.device != device, -len(piece.terms), piece.device))
         parts = dict[Box, str]()
         for cell in pieces(box, [piece.box for piece in have if overlap(piece.box, box)]):
-            chosen, missing = list[str](), set(terms)
-            for piece in near:
-                if piece.terms <= missing and contains(piece.box, cell):
-                    missing -= piece.terms
-                    part = self._cut(name, piece.value, piece.box, cell, piece.device, move.gives)
-                    chosen.append(self._sent(name, part, lengths(cell), piece.device, device, move))
-            if missing:
-                raise ConfigError(f"no device has a part of {name} {cell} that device {device} needs")
+            cover = _cover(terms, [piece for piece in near if contains(piece.box, cell)])
+            if cover is None:
+                raise ConfigError(f"no devices have the parts of {name} {cell} that device {device} needs")
+            chosen = list[str]()
+            for piece in cover:
+                part = self._cut(name, piece.value, piece.box, cell, piece.device, move.gives)
+                chosen.append(self._sent(name, part, lengths(cell), piece.device, device, move))
             parts[cell] = chosen[0]
             if len(chosen) > 1:
                 parts[cell] = self.new(name)
@@ -263,6 +263,19 @@ class Mover:
                     move.takes.append((device, Join(tuple(parts[each] for each in members), axis, joined[row])))
             parts = joined
         move.values[need] = parts[box]
+
+
+def _cover(terms: frozenset[object], have: Sequence[Piece]) -> list[Piece] | None:
+    """Return pieces that have each term once, of several choices the first; None if there are none."""
+    if not terms:
+        return []
+    one = min(terms, key=lambda term: (sum(term in piece.terms for piece in have), repr(term)))
+    for piece in have:
+        if one in piece.terms and piece.terms <= terms:
+            rest = _cover(terms - piece.terms, have)
+            if rest is not None:
+                return [piece, *rest]
+    return None
 
 
 def _times(shape: Shape, axis: int, n: int) -> Shape:

@@ -24,6 +24,7 @@ from pipeline.plan.programs.actions import (
     Receive,
     Send,
     reads,
+    writes,
 )
 
 Rows = list[list[Action]]
@@ -265,6 +266,28 @@ def _wrong_shard(rows: Rows, rng: random.Random) -> bool:
     return True
 
 
+def _other_given(rows: Rows, rng: random.Random) -> bool:
+    """A shard reads another parameter of one form, or the data of another micro-batch."""
+    found = []
+    for device, row in enumerate(rows):
+        made = {name for action in row for name in writes(action)}
+        reads_of = [(place, action) for place, action in enumerate(row) if isinstance(action, Forward)]
+        for place, action in reads_of:
+            for _, other in reads_of:
+                if other.operator.partition(".")[0] == action.operator.partition(".")[0] and other.box == action.box:
+                    for number, (a, b) in enumerate(zip(action.inputs, other.inputs, strict=True)):
+                        if a != b and not {a, b} & made:
+                            found.append((device, place, action, number, b))
+    chosen = _choose(rng, found)
+    if chosen is None:
+        return False
+    device, place, action, number, name = chosen
+    inputs = list(action.inputs)
+    inputs[number] = name
+    rows[device][place] = replace(action, inputs=tuple(inputs))
+    return True
+
+
 FAULTS: dict[str, Fault] = {
     "missing all-reduce": _on_one(Kind.ALL_REDUCE)(lambda c: [Add((c.source,), c.output)]),
     "wrong axis": _wrong_axis,
@@ -297,4 +320,5 @@ FAULTS: dict[str, Fault] = {
     "dropped before its last reader": _early,
     "nothing kept for the backward pass": _nothing_kept,
     "another device's shard": _wrong_shard,
+    "another parameter, or other data": _other_given,
 }

@@ -21,6 +21,9 @@ from protocol.errors import ConfigError
 
 B, S, K, H, W, F, VOCABULARY, LAYERS = 4, 6, 8, 4, 2, 12, 10, 4
 
+ALONE = chain("one", 1, (Block("f0", 1, 1), Block("b0", 1, -1)))
+"""One block on one group of devices."""
+
 
 def transformer(*, layers: int = LAYERS, recycles: int = 0, tied: bool = False) -> Model:
     """Return a transformer. With ``recycles`` its output goes through it again, as AlphaFold 2 is trained: only the last
@@ -122,8 +125,7 @@ def _draw(rng: random.Random, devices: int) -> Drawn:
     order = rng.sample(range(devices), devices) if rng.random() < 0.3 else list(range(devices))
     size = devices // num_groups
     groups = [tuple(order[size * n : size * (n + 1)]) for n in range(num_groups)]
-    alone = chain("one", 1, (Block("f0", 1, 1), Block("b0", 1, -1)))
-    placement = alone if name == "one" else shape(name, num_groups)
+    placement = ALONE if name == "one" else shape(name, num_groups)
     mode = rng.choice(["data", "tensor", "sequence", "copies", "both"])
     splits, stages = dict[str, Split](), dict[str, Stage]()
     owners = _blocks(model, placement)

@@ -14,11 +14,10 @@ from pipeline.plan.programs.placing import Stage, place
 from pipeline.plan.programs.preserve import preserve
 from pipeline.plan.programs.split import Split, shards_of, transform
 from pipeline.schedule.baselines import known_orders
-from pipeline.schedule.blocks import Block, chain
 from pipeline.schedule.shapes import shape
 from pipeline.schedule.timetable import Step
 from protocol.errors import ConfigError
-from tests.pipeline.plan.programs.plans import transformer
+from tests.pipeline.plan.programs.plans import ALONE, transformer
 
 LINEAR = Operator("up", "linear", "m k+, k+ n -> m n", ("x", "w"), "y")
 MODEL = Model(
@@ -28,7 +27,6 @@ MODEL = Model(
     (LINEAR, Operator("loss", "loss", "m+ n^ ->", ("y",), "loss")),
     "loss",
 ).check()
-ALONE = chain("one", 1, (Block("f0", 1, 1), Block("b0", 1, -1)))
 TENSOR = {"q": "h", "k": "h", "v": "h", "attend": "h", "out": "h", "up": "f", "down": "f", "embed": "v", "head": "v"}
 
 
