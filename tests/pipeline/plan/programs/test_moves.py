@@ -107,3 +107,14 @@ def test_whatever_devices_have_each_need_gets_its_part() -> None:
         for device, box in needs:
             np.testing.assert_allclose(held[device, move.values[device, box]], whole[numbers(box)], atol=1e-12)
     assert kinds >= {Cut, Join, Add, Send, Receive, Collective}
+
+
+def test_a_term_that_two_devices_have_is_counted_once() -> None:
+    box = ((0, 2),)
+    terms = [np.array([1.0, 2.0]), np.array([10.0, 20.0]), np.array([100.0, 200.0])]
+    where = [(0, 0), (0, 1), (1, 1), (1, 2)]
+    have = [Piece(device, f"x{term}", box, frozenset({term})) for device, term in where]
+    held = {(device, f"x{term}"): terms[term] for device, term in where}
+    move = Mover().move("x", (2,), have, [(2, box)])
+    play(move, held)
+    assert held[2, move.values[2, box]].tolist() == [111.0, 222.0]
