@@ -54,6 +54,8 @@ class Profile:
     """Mean of a response's prompt; 0 if the run did not record it."""
     trained_share: float
     """Of the generated tokens."""
+    chunks: float | None
+    """Mean chunks of a response; None without a reference worker, which sees them all."""
     num_updates: int
     cores: int
     planned_update_s: float | None
@@ -65,6 +67,7 @@ class Profile:
             prompt_tokens=self.prompt_tokens or None,
             response_tokens=self.response_tokens / self.sequences,
             trained_share=self.trained_share,
+            chunks=self.chunks,
         )
 
 
@@ -128,6 +131,7 @@ def profiled(config: RunConfig, updates: Sequence[UpdateRow], fleet: Sequence[Fl
         response_tokens=tokens,
         prompt_tokens=prompt_tokens,
         trained_share=_trained_share(fleet, updates),
+        chunks=_chunks(fleet, tokens / sequences),
         num_updates=len(updates),
         cores=this_machine().num_cores,
         planned_update_s=config.fleet.planned_update_s,
@@ -186,11 +190,20 @@ def _weights(fleet: Sequence[FleetRow], updates: Sequence[UpdateRow]) -> Weights
     return WeightsCosts(load_s=waited_s / workers / (len(updates) + 1))
 
 
+def _written(fleet: Sequence[FleetRow]) -> int:
+    role = str(Role.GENERATOR)
+    return sum(row.roles[role].tokens for row in fleet if role in row.roles)
+
+
 def _trained_share(fleet: Sequence[FleetRow], updates: Sequence[UpdateRow]) -> float:
     """Return the share of the tokens that generators wrote meanwhile that was trained."""
-    role = str(Role.GENERATOR)
-    written = sum(row.roles[role].tokens for row in fleet if role in row.roles)
+    written = _written(fleet)
     return min(1.0, sum(row.num_response_tokens for row in updates) / written) if written else 1.0
+
+
+def _chunks(fleet: Sequence[FleetRow], response_tokens: float) -> float | None:
+    pieces = sum(one.pieces for one in _sums(fleet, Role.REFERENCE, ("scoring",)))
+    return max(1.0, pieces * response_tokens / _written(fleet)) if pieces and _written(fleet) else None
 
 
 def _busy(fleet: Sequence[FleetRow], judged_at_once: int) -> float:

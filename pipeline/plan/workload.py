@@ -26,6 +26,8 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Standard deviation of response lengths over their mean."""
     trained_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] | None = None
     """Of the generated tokens. By default half with dynamic sampling, else all."""
+    chunks: Annotated[float, msgspec.Meta(ge=1.0)] | None = None
+    """Mean chunks of a response. By default its mean length in windows, and half of one."""
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,11 +52,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Updates that sampling may be ahead."""
     window: int
     """Tokens of a chunk, at most."""
+    chunks_each: float
+    """Mean chunks of a response."""
 
     @property
     def chunks(self) -> float:
-        """Chunks of an update's generated responses; the last one of each is half full."""
-        return self.generated * max(1.0, self.response_tokens / self.window + 0.5)
+        """Of an update's generated responses."""
+        return self.generated * self.chunks_each
 
     @property
     def scored_tokens(self) -> float:
@@ -117,4 +121,5 @@ def workload(config: RunConfig, lengths: Lengths) -> Workload:
         has_old_logprobs=algorithm.num_minibatches > 1 and proximal == "recompute",
         most_stale=config.staleness.eta,
         window=config.generation.window_tokens,
+        chunks_each=lengths.chunks or max(1.0, mean / config.generation.window_tokens + 0.5),
     )

@@ -83,6 +83,18 @@ def test_what_happens_before_the_first_update_and_after_the_last_does_not_count(
     assert profiled(config(), updates, outside, "a run") == profiled(config(), updates, rows, "a run")
 
 
+def test_the_chunks_of_a_response_are_those_that_the_reference_saw() -> None:
+    updates, rows = a_run()
+    mean = sum(row.num_response_tokens for row in updates[1:]) / sum(row.num_trajectories for row in updates[1:])
+    extra = {
+        "generator": RoleTime(2.0, {}, tokens=round(100 * mean), service={"sampling": ServiceSums(100, 1.0, 100.0)}),
+        "reference": RoleTime(1.0, {}, service={"scoring": ServiceSums(170, 3.0, 9.0)}),
+    }
+    found = profiled(config(), updates, [*rows, FleetRow(100.0, 5.0, extra)], "a run")
+    assert found.chunks == pytest.approx(1.7, rel=0.01)
+    assert found.lengths.chunks == found.chunks
+
+
 def test_predictions_of_a_run_whose_updates_are_all_alike_are_right_for_such_updates() -> None:
     updates = [update(number, 64, 2000, compute_s=3.0 + 0.01 * (number % 2)) for number in range(1, 9)]
     _, rows = a_run()
