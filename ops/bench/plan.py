@@ -1,9 +1,10 @@
 """Predictions of a plan beside what others have published of their runs: their devices, split, batch and lengths, our formulas.
 
-    python -m ops.bench plan --json ops/results/plan.json
+    python -m ops.bench plan --json ops/results/plan.json [--run runs/demo-planned ...]
 
-Nothing runs. A row is predicted at the published split of devices between generation and learning; how the learner is
-split inside its devices is ours, the fastest that fits."""
+A row is predicted at the published split of devices between generation and learning; how the learner is split inside its
+devices is ours, the fastest that fits. Then two kinds of devices against one for the same money, and finished runs of
+this machine against the plans that they were started with."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from typing import Any, Final
 
 from ops.bench.table import provenance, show, write_json
 from pipeline.config.schema import RunConfig
-from pipeline.plan.devices import known_devices
-from pipeline.plan.planner import BestFirst, Group, fleets
+from pipeline.plan.devices import known_devices, read_devices
+from pipeline.plan.planner import BestFirst, Group, candidates, fleets, make_plans
+from pipeline.plan.profile import profile_run
 from pipeline.plan.roles import Roles
 from pipeline.plan.transformer import transformer
 from pipeline.plan.workload import Lengths, workload
@@ -134,9 +136,48 @@ def predicted(row: Published) -> tuple[float, dict[str, float], str]:
     return placed.period_s, dict(placed.candidate.seconds), placed.candidate.learner.split.in_words()
 
 
+MIXED: Final = (
+    ("R1 Qwen 1.5B", 4096, 1500.0, ("8xB200", "16xL4"), 9.0),
+    ("R1 Qwen 7B", 16384, 6000.0, ("8xA100", "8xH100"), 9.0),
+    ("R1 Qwen 7B", 4096, 1500.0, ("8xH100", "16xL4"), 20.0),
+)
+"""Model, longest and mean response, most devices of each kind, euros an hour."""
+
+
+def mixed(model: str, longest: int, mean: float, kinds: tuple[str, str], euros: float) -> dict[str, Any]:
+    """Return the seconds of an update on each kind alone and on both, for the same money."""
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": "m", "dtype": "bfloat16"},
+            "data": {"train": ["d"]},
+            "algorithm": {"groups_per_update": 64},
+            "generation": {"engine": "vllm", "max_response_tokens": longest},
+        }
+    )
+    roles = Roles(config, transformer(MODELS[model]), workload(config, Lengths(response_tokens=mean)))
+    best = {
+        words: make_plans(candidates(roles, read_devices(words), euros), 60.0, num_others=0).best
+        for words in (*kinds, ",".join(kinds))
+    }
+    seconds = {words: placed.period_s for words, placed in best.items()}
+    both = best[",".join(kinds)]
+    groups = {" and ".join(g.roles): [f"{n} {d.name}" for n, d in g.devices] for g in both.candidate.groups}
+    gain = min(seconds[kind] for kind in kinds) / both.period_s
+    return {
+        "model": model,
+        "longest": longest,
+        "mean": mean,
+        "euros": euros,
+        "seconds": seconds,
+        "both": groups,
+        "gain": gain,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--run", type=Path, action="append", default=[], help="a run that a plan's files started")
     options = parser.parse_args()
     rows, records = list[list[str]](), list[dict[str, Any]]()
     for row in ROWS:
@@ -153,8 +194,19 @@ def main() -> None:
         ["model", "devices", "reported s", "predicted s", "error", "generate, learn s"],
         rows,
     )
+    both = [mixed(*case) for case in MIXED]
+    table = [[c["model"], c["euros"], *c["seconds"].values(), f"{c['gain']:.2f}", str(c["both"])] for c in both]
+    show(
+        "two kinds for the same money", ["model", "EUR/h", "first s", "second s", "both s", "gain", "both have"], table
+    )
+    runs = [(folder.name, profile_run(folder)) for folder in options.run]
+    mine = [
+        {"run": name, "planned_s": found.planned_update_s, "measured_s": found.update_s, "updates": found.num_updates}
+        for name, found in runs
+    ]
+    show("this machine", ["run", "planned s", "measured s", "updates"], [list(each.values()) for each in mine])
     if options.json is not None:
-        write_json(options.json, provenance("plan", None) | {"rows": records})
+        write_json(options.json, provenance("plan", None) | {"rows": records, "mixed": both, "runs": mine})
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "ops/docs/how-to/launchers.md",
         "ops/docs/how-to/memory-and-disk.md",
         "ops/docs/how-to/larger-models.md",
+        "ops/docs/how-to/plan-a-run.md",
         "ops/docs/how-to/pipeline-bubbles.md",
         "ops/docs/how-to/vllm.md",
         "ops/docs/how-to/environments.md",
@@ -109,6 +110,7 @@ BELOW: Final[Mapping[str, tuple[str, ...]]] = {
         "ops/results/verdicts.md",
         "ops/results/schedule.md",
         "ops/results/simulate.md",
+        "ops/results/plan.md",
     ),
 }
 """The pages listed below a page."""

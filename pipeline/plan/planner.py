@@ -17,6 +17,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Final
 
+from pipeline.plan.costs import GeneratorCosts
 from pipeline.plan.devices import PER_HOST, Device, price_eur
 from pipeline.plan.roles import USED, Roles, Split, Trained, splits
 from pipeline.schedule.bounds import period_bounds
@@ -405,17 +406,26 @@ def _candidate(
 ) -> Candidate:
     by_role = {role: group for group in groups for role in group.roles}
     work = roles.work
-    # sampling is never further ahead than so many responses
-    most = (staleness + 1) * work.generated / sum(each.number for each in engines)
-    costs = [roles.generator(e.device, e.tensor, max(1, min(e.slots, int(most)))) for e in engines]
-    rate = sum(each.number / roles.response_s(cost) for each, cost in zip(engines, costs, strict=True))
+    number, device = by_role["learner"].devices[0]
+    learner_s = _trained_s(roles, device, learner)
+
+    def generators(in_flight: float) -> tuple[list[GeneratorCosts], float]:
+        """Return what each kind costs with so many responses in all slots, and the seconds of all for an update."""
+        most = in_flight / sum(each.number for each in engines)
+        costs = [roles.generator(e.device, e.tensor, max(1, min(e.slots, round(most)))) for e in engines]
+        rate = sum(each.number / roles.response_s(cost) for each, cost in zip(engines, costs, strict=True))
+        return costs, work.generated / rate
+
+    # credit is for so many; while it learns the learner has an update's, and of the next one half wait on average
+    ahead = (staleness + 1) * work.responses
+    costs, generated_s = generators(ahead)
+    if staleness:
+        costs, generated_s = generators(ahead - work.responses * (0.5 + min(1.0, learner_s / generated_s)))
     # on-policy the last response is alone in the end; else its slots' neighbours are replaced
     beside = [1 if staleness == 0 else cost.slots for cost in costs]
     step_s = max(cost.decode_s(n, n * work.mean_context) for cost, n in zip(costs, beside, strict=True))
     engines = tuple(Engines(e.device, e.number, e.tensor, cost.slots) for e, cost in zip(engines, costs, strict=True))
-    seconds = {"generator": work.generated / rate, "weights": roles.weights_s()}
-    number, device = by_role["learner"].devices[0]
-    seconds["learner"] = _trained_s(roles, device, learner)
+    seconds = {"generator": generated_s, "weights": roles.weights_s(), "learner": learner_s}
     if "reference" in by_role:
         number, device = by_role["reference"].devices[0]
         seconds["reference"] = seconds["reference scores"] = roles.scored_s(device, number)

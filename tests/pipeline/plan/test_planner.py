@@ -152,6 +152,22 @@ def test_on_policy_is_one_thing_after_the_other() -> None:
     assert search.solve(one, 60.0) == pytest.approx(one.circle, rel=0.05)
 
 
+def test_on_policy_a_critics_scores_are_waited_for_too() -> None:
+    found = candidates(roles(algorithm="ppo", eta=0), read_devices("8xH200"))
+    (one, *_) = [each for each in found if len(each.groups) == 3]
+    search = BestFirst([one], 600.0)
+    last_chunk_s = one.seconds["value scores"] / 4
+    assert search.solve(one, 60.0) >= one.seconds["generator"] + last_chunk_s + one.seconds["learner"]
+
+
+def test_few_responses_in_flight_leave_slots_empty() -> None:
+    devices = read_devices("8xH200")
+    slots = {
+        each.staleness: each.engines[0].slots for each in candidates(roles(), devices) if each.engines[0].number == 7
+    }
+    assert slots[0] < slots[2] <= 256
+
+
 def test_every_role_fits_its_devices() -> None:
     made = roles(algorithm="ppo")
     for each in candidates(made, read_devices("4xH100,4xH200")):
