@@ -516,6 +516,7 @@ class ValueSection(Section):
 
     backend: ValueBackendName = setting("torch", "As learner.backend, but no pipeline.")
     ranks: Positive = setting(1, "As learner.ranks.", unit="processes")
+    tensor_parallel: Positive = setting(1, "As learner.tensor_parallel.", unit="ranks")
     deepspeed: DeepSpeedSection = section(DeepSpeedSection(), read_if=_CRITIC_ZERO)
     path: Path | None = setting(
         None,
@@ -614,6 +615,13 @@ class LearnerSection(Section):
         "Processes on this host that train together. On GPUs, each uses one GPU.",
         unit="processes",
         also="n_gpus_per_node num_gpus_per_node num_train_gpus",
+    )
+    tensor_parallel: Positive = setting(
+        1,
+        "Ranks that compute the same tokens, each with its part of every layer's matrices; a divisor of learner.ranks. "
+        "Backend fsdp2, without an adapter.",
+        unit="ranks",
+        also="tensor_parallel_degree",
     )
     deepspeed: DeepSpeedSection = section(DeepSpeedSection(), read_if=_ZERO)
     pipeline: PipelineSection = section(PipelineSection(), read_if=_PIPES)

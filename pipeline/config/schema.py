@@ -398,6 +398,11 @@ class RunConfig(Section):
             )
 
     def _check_ranks(self) -> None:
+        if self.learner.tensor_parallel > 1 and self.learner.lora.rank:
+            raise ValueError(
+                f"learner.lora.rank is {self.learner.lora.rank}, but learner.tensor_parallel "
+                f"{self.learner.tensor_parallel} splits whole weights; set one of them to 0 or 1"
+            )
         algorithm, learner, value = self.algorithm, self.learner, self.value
         in_a_step = algorithm.groups_per_update * algorithm.group_size // algorithm.num_minibatches
         sections = (
@@ -410,7 +415,13 @@ class RunConfig(Section):
                     f"{name}.ranks is {held.ranks}, but {name}.backend {held.backend} is one process; set "
                     f"{name}.backend to {' or '.join(RANKED_BACKENDS)}, or {name}.ranks to 1"
                 )
-            if held.ranks > num_sequences:
+            if held.tensor_parallel > 1 and (held.backend != "fsdp2" or held.ranks % held.tensor_parallel):
+                raise ValueError(
+                    f"{name}.tensor_parallel is {held.tensor_parallel}, with {held.ranks} ranks of backend {held.backend}; "
+                    f"expected backend fsdp2 and a multiple of {held.tensor_parallel} ranks: set {name}.tensor_parallel to 1, "
+                    f"or {name}.backend and {name}.ranks"
+                )
+            if held.ranks // held.tensor_parallel > num_sequences:
                 raise ValueError(
                     f"{name}.ranks is {held.ranks}, but an optimiser step has {num_sequences} responses. Every rank needs "
                     f"at least one whole response: lower {name}.ranks, or raise the responses of a step"

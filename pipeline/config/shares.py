@@ -1,7 +1,7 @@
 """Which ranks can copy their own shards of the training state into a snapshot, without gathering
 it.
 
-FSDP2's always can. DeepSpeed's can if each shard is fp32 numbers on its rank's device, partitioned
+FSDP2's can, without tensor parallelism. DeepSpeed's can if each shard is fp32 numbers on its rank's device, partitioned
 as ZeRO does by default. Some settings put shards elsewhere, or change their type or partition, so
 with any setting not listed here a snapshot gathers the state."""
 
@@ -28,4 +28,4 @@ def lends_shares(zero: DeepSpeedSection) -> bool:
 def gathered_ranks(section: LearnerSection | ValueSection) -> int:
     """Return the number of ranks whose state a snapshot must gather; 1 if it gathers nothing."""
     is_gathered = section.backend == "deepspeed" and not lends_shares(section.deepspeed)
-    return section.ranks if is_gathered else 1
+    return section.ranks if is_gathered or section.tensor_parallel > 1 else 1

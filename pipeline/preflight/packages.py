@@ -104,8 +104,24 @@ def check_ranks(config: RunConfig, version: str | None = None) -> list[str]:
             found = stage_orders_of(config)
             lines.append(f"{name}: {len(found.ranks)} stages on {_ranks(section.ranks)}, {found.words}")
         elif section.backend in RANKED_BACKENDS:
-            lines.append(f"{name}: FSDP2, {_ranks(section.ranks)}")
+            split = f", layers split over {section.tensor_parallel}" if section.tensor_parallel > 1 else ""
+            lines.append(f"{name}: FSDP2, {_ranks(section.ranks)}{split}")
+        path = config.value.path if name == "value" else None
+        check_heads(name, section.tensor_parallel, path or config.model.path)
     return lines
+
+
+def check_heads(name: str, tensor_parallel: int, path: Path) -> None:
+    """Raise ConfigError for heads that the ranks of a split layer cannot share evenly, and DataError."""
+    model = read_model_config(path) if tensor_parallel > 1 else {}
+    model = model.get("text_config") or model
+    for what in ("num_attention_heads", "num_key_value_heads"):
+        number = model.get(what)
+        if isinstance(number, int) and number % tensor_parallel:
+            raise ConfigError(
+                f"{path} has {what} {number}, which {name}.tensor_parallel {tensor_parallel} does not divide; set it to a "
+                f"divisor of {number}"
+            )
 
 
 _PIPELINE_TORCH: Final = SpecifierSet(">=2.13,<2.14")

@@ -27,6 +27,7 @@ TWO_RANKS = (
     "learner.ranks=2",
     "fleet.generator=1",
 )
+ONE_PROCESS = ("learner.backend=torch", "learner.ranks=1", "learner.tensor_parallel=1")
 
 
 def rank_pids(launcher: int) -> dict[int, int]:
@@ -47,13 +48,22 @@ def updates(run: RunningFleet) -> list[int]:
 
 
 @pytest.mark.long
-def test_a_fleet_trains_as_a_pipeline_and_goes_on_in_one_process(tmp_path: Path) -> None:
-    pipeline = [setting.replace("fsdp2", "pipeline") for setting in TWO_RANKS[1:]]
-    with fleet(tmp_path, *pipeline, "run.num_updates=4", "learner.pipeline.schedule=search") as run:
+@pytest.mark.parametrize(
+    ("ranks", "backend", "setting", "told"),
+    [
+        (2, "pipeline", "learner.pipeline.schedule=search", "2 stages on 2 ranks, found order"),
+        (3, "fsdp2", "learner.tensor_parallel=3", "FSDP2, 3 ranks, layers split over 3"),
+    ],
+)
+def test_a_fleet_trains_on_split_models_and_goes_on_in_one_process(
+    tmp_path: Path, ranks: int, backend: str, setting: str, told: str
+) -> None:
+    split = ("run.num_updates=4", f"learner.backend={backend}", f"learner.ranks={ranks}", setting)
+    with fleet(tmp_path, *TWO_RANKS, *split) as run:
         assert run.finish() == 0, run.output.read_text()
-        assert "2 stages on 2 ranks, found order" in run.output.read_text()
+        assert told in run.output.read_text()
         assert updates(run) == [1, 2, 3, 4]
-    with fleet(tmp_path, "run.num_updates=6", "learner.backend=torch", "learner.ranks=1", resume=run.run_dir) as run:
+    with fleet(tmp_path, "run.num_updates=6", *ONE_PROCESS, resume=run.run_dir) as run:
         assert run.finish() == 0, run.output.read_text()
         assert updates(run) == [1, 2, 3, 4, 5, 6]
         assert run.audit()["balances"] is True

@@ -29,3 +29,4 @@ def test_shares_are_lent_by_settings_that_are_known_to_leave_them_alone(
     learner = {"backend": "deepspeed", "ranks": 4, "deepspeed": settings}
     assert gathered_ranks(LearnerSection.model_validate(learner)) == (1 if is_lent else 4)
     assert gathered_ranks(LearnerSection.model_validate({**learner, "backend": "fsdp2"})) == 1
+    assert gathered_ranks(LearnerSection.model_validate({**learner, "backend": "fsdp2", "tensor_parallel": 2})) == 4

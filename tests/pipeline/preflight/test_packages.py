@@ -100,6 +100,35 @@ def test_what_is_installed_here_is_taken_and_told(tmp_path: Path) -> None:
     assert check_ranks(op_config(tmp_path)) == []
 
 
+SPLIT = ("learner.backend=fsdp2", "learner.ranks=6", "learner.tensor_parallel=3")
+
+
+def test_a_layers_split_is_told(tmp_path: Path) -> None:
+    assert check_ranks(op_config(tmp_path, *SPLIT)) == ["learner: FSDP2, 6 ranks, layers split over 3"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (
+            ["learner.backend=deepspeed"],
+            "learner.tensor_parallel is 3, with 6 ranks of backend deepspeed; expected backend",
+        ),
+        (["learner.ranks=4"], "learner.tensor_parallel is 3, with 4 ranks of backend fsdp2"),
+        (["learner.lora.rank=4"], "learner.tensor_parallel 3 splits whole weights"),
+        (
+            ["learner.tensor_parallel=2"],
+            "has num_attention_heads 3, which learner.tensor_parallel 2 does not divide; set it to a divisor of 3",
+        ),
+    ],
+)
+def test_layers_that_cannot_be_split_are_refused_before_a_process_starts(
+    tmp_path: Path, overrides: list[str], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        check_ranks(op_config(tmp_path, *SPLIT, *overrides))
+
+
 PIPELINE = ("learner.backend=pipeline", "learner.ranks=2")
 
 

@@ -138,9 +138,9 @@ def make_torch_value(folder: Path) -> ValueEngine:
 
 def make_ranked_value(subject: Subject, folder: Path) -> ValueEngine:
     """Make a value engine on the model in ``folder``, on all ranks."""
-    stage = RANKED.index(subject)
-    lead = _lead({"value": str(folder), "stage": stage})
-    return make_value(value_model(folder), VALUE, VALUE_OPTIMIZER, Ranks(group(), lead), zero=_zero(stage))
+    stage = _TENSOR if subject is TENSOR else RANKED.index(subject)
+    ranks = _divided(Ranks(group(), _lead({"value": str(folder), "stage": stage})), stage)
+    return make_value(value_model(folder), VALUE, VALUE_OPTIMIZER, ranks, zero=_zero(stage))
 
 
 def value_model(folder: Path) -> PreTrainedModel:
@@ -157,10 +157,14 @@ ZERO = [Subject(f"deepspeed-zero{stage}", _ranked(stage), torch.float32) for sta
 _STAGES = -1
 PIPELINE = Subject("pipeline", _ranked(_STAGES))
 
+_TENSOR = -2
+TENSOR = Subject("fsdp2-tensor2", _ranked(_TENSOR))
+SPLIT = [TENSOR] if is_rank() else []
+
 RANKED = [FSDP2, *ZERO]
 """What shares a model of any kind: policies, critics, adapters."""
-TRAINED_IN_SHARES = [*RANKED, PIPELINE]
-CONTRACT = [*([PIPELINE] if is_rank() else [TORCH]), FSDP2, ZERO[1]]
+TRAINED_IN_SHARES = [*RANKED, PIPELINE, *SPLIT]
+CONTRACT = [*([PIPELINE] if is_rank() else [TORCH]), *SPLIT, FSDP2, ZERO[1]]
 """On one rank and on two, each of the kinds; all stages of ZeRO are held against plain torch
 besides."""
 
@@ -286,7 +290,9 @@ def follow_tests() -> None:
 def _obedient(told: dict[str, Any], ranks: Ranks) -> RankedTraining | RankedValue:
     """Make the backend that rank 0 makes at this moment."""
     if "value" in told:
-        return make_value(value_model(Path(told["value"])), VALUE, VALUE_OPTIMIZER, ranks, zero=_zero(told["stage"]))
+        stage = told["stage"]
+        model = value_model(Path(told["value"]))
+        return make_value(model, VALUE, VALUE_OPTIMIZER, _divided(ranks, stage), zero=_zero(stage))
     config, kind = ARCHITECTURES[told["architecture"]]
     model = kind(config(**told["config"])).to(getattr(torch, told["dtype"]))
     if model.dtype == torch.float64:
@@ -331,12 +337,16 @@ def _build(model: PreTrainedModel, settings: Settings, stage: int, ranks: Ranks)
         model,
         settings.forward,
         settings.optimizer,
-        ranks,
+        _divided(ranks, stage),
         zero=_zero(stage),
         gradient_checkpointing=settings.gradient_checkpointing,
         lora=settings.lora,
         stages=two_stages() if stage == _STAGES else None,
     )
+
+
+def _divided(ranks: Ranks, stage: int) -> Ranks:
+    return replace(ranks, group=replace(ranks.group, tensor=2)) if stage == _TENSOR else ranks
 
 
 def _zero(stage: int) -> DeepSpeedSection | None:

@@ -186,7 +186,19 @@ def _groups(parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerTra
     excepted = set(named(parameters, settings.no_decay))
     decayed = [value for name, value in parameters.items() if value.ndim >= 2 and name not in excepted]
     others = [value for name, value in parameters.items() if value.ndim < 2 or name in excepted]
-    return [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [
+        {"params": part, "weight_decay": decay}
+        for values, decay in ((decayed, settings.weight_decay), (others, 0.0))
+        for part in _alike(values) or [[]]
+    ]
+
+
+def _alike(values: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Part tensors by the ranks that they are split over: torch computes together on those of one mesh alone."""
+    parts: dict[Any, list[torch.Tensor]] = {}
+    for value in values:
+        parts.setdefault(value.device_mesh if isinstance(value, DTensor) else None, []).append(value)
+    return list(parts.values())
 
 
 GRADIENT = 0.95
@@ -301,7 +313,8 @@ class GuardedOptimizer:
         learning_rate = self._settings.rate_after(self.num_steps)
         applied = limits.allow(loss, grad_norm)
         if applied:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._settings.max_grad_norm, norm)
+            for part in _alike(self._parameters.values()):
+                torch.nn.utils.clip_grads_with_norm_(part, self._settings.max_grad_norm, norm)
             for optimizer in self._optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate
@@ -311,9 +324,11 @@ class GuardedOptimizer:
         return AppliedStep(applied, grad_norm, learning_rate)
 
     def _own_norm(self) -> torch.Tensor:
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
+        parts = _alike(p.grad for p in self._parameters.values() if p.grad is not None)
+        norms = [torch.nn.utils.get_total_norm(part) for part in parts]
         # the gradients are sharded over ranks
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+        return whole[0] if len(whole) == 1 else torch.nn.utils.get_total_norm(whole)
 
     def clear(self) -> None:
         for optimizer in self._optimizers:

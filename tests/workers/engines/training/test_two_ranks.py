@@ -42,6 +42,29 @@ def test_the_training_contract_holds_on_two_ranks() -> None:
     assert " passed" in said
 
 
+SPLIT = ("-q", "tests/workers/engines/training/test_training_contract.py", "-k")
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(LIMIT_S)
+def test_a_layer_split_over_two_ranks_learns_what_one_process_learns() -> None:
+    code, said = run("2", *SPLIT, "tensor2 and follows_the_gradient")
+    assert code == 0, said[-8000:]
+    assert "1 passed" in said
+
+
+# shares of the batch and of the layers at once
+@pytest.mark.long
+@pytest.mark.integration
+@pytest.mark.timeout(LIMIT_S)
+def test_two_shares_of_a_batch_each_on_two_ranks_learn_what_one_process_learns() -> None:
+    code, said = run(
+        "4", *SPLIT, "tensor2 and (agree or gradient or another_backend or frozen or bitwise or muon or checkpoint)"
+    )
+    assert code == 0, said[-8000:]
+    assert " passed" in said
+
+
 @pytest.mark.integration
 def test_a_rank_that_dies_ends_the_others_and_the_launcher_says_which() -> None:
     code, said = run("2", "--kill-rank-1")

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from protocol.errors import EngineError
-from tests.workers.engines.subjects import RANKED, Subject, forget_followers, make_ranked_value, make_torch_value
+from tests.workers.engines.subjects import RANKED, SPLIT, Subject, forget_followers, make_ranked_value, make_torch_value
 from tests.workers.engines.tiny import ragged, tiny_model
 from tests.workers.engines.training.through_memory import ThroughMemory, during
 from workers.engines.scoring.seam import ScoringRequest
@@ -22,7 +22,7 @@ SAME = 1e-5
 adding in float32."""
 
 
-@pytest.fixture(params=RANKED, ids=lambda subject: subject.name)
+@pytest.fixture(params=[*RANKED, *SPLIT], ids=lambda subject: subject.name)
 def ranked(request: pytest.FixtureRequest) -> Iterator[Subject]:
     yield request.param
     forget_followers()

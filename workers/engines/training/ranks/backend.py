@@ -83,18 +83,22 @@ class RankedBackend:
 
     @property
     def _loss_scale(self) -> float:
-        """Compensates for shards that average gradients over the ranks instead of summing them."""
-        return float(self._group.size) if self._shards.averages_gradients else 1.0
+        """Compensates for shards that average gradients over the batch's shares instead of summing them."""
+        return float(self._group.num_shares) if self._shards.averages_gradients else 1.0
 
     def _plan(self, sequences: Sequence[TrainingSample | ScoringRequest | ValueSample]) -> list[list[int]]:
         prefixes = find_prefixes([sequence.tokens for sequence in sequences], self._group.device)
-        return plan_ranks(prefixes, self._group.size, self._max_tokens)[self._group.rank]
+        return plan_ranks(prefixes, self._group.num_shares, self._max_tokens)[self._group.share]
+
+    def _over_shares(self, figures: torch.Tensor) -> torch.Tensor:
+        """Sum figures of the batch's shares, in place."""
+        return self._group.sum(figures if self._group.tells else figures.zero_())
 
     def _bring_together(self, lengths: Sequence[int], own: Mapping[int, np.ndarray]) -> list[np.ndarray]:
         """Return float32 [length] for each sequence; this rank has only its ``own``, by index."""
         ends = np.cumsum(lengths)
         everything = np.zeros(int(ends[-1]), np.float32)
-        for index, values in own.items():
+        for index, values in own.items() if self._group.tells else ():
             everything[ends[index] - lengths[index] : ends[index]] = values
         # exactly one rank has each value and the others 0, so the sum is exact
         return np.split(self._group.sum(torch.from_numpy(everything)).numpy(), ends[:-1])
@@ -166,7 +170,7 @@ class RankedTraining(RankedBackend, TorchPublishing):
         )
 
     def _over_ranks(self, sums: BatchSums) -> BatchSums:
-        stacked = self._group.sum(torch.stack(list(sums.sums.values())))
+        stacked = self._over_shares(torch.stack(list(sums.sums.values())))
         largest = self._group.largest(sums.largest.clone())
         return BatchSums(dict(zip(sums.sums, stacked.unbind(), strict=True)), largest)
 
@@ -217,8 +221,8 @@ class RankedValue(RankedBackend):
                         backward=shards.backward,
                         loss_scale=self._loss_scale,
                     )
-                figures = self._group.sum(torch.stack([part.loss, part.clipped]))
-                sums = RegressionSums(figures[0], figures[1], self._group.sum(part.values))
+                figures = self._over_shares(torch.stack([part.loss, part.clipped]))
+                sums = RegressionSums(figures[0], figures[1], self._over_shares(part.values))
                 self._model.wait_for_loans()
                 step = shards.step(float(sums.loss))
         finally:

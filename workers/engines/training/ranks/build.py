@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,7 @@ class Ranks:
     lead: Lead
 
 
-def enter(config: RunConfig, device: str, threads: int) -> Ranks:
+def enter(config: RunConfig, device: str, threads: int, tensor_parallel: int) -> Ranks:
     """Raises ConfigError when a rank reads another configuration or has no device, and EngineDied
     when ranks are missing."""
     if device == "cpu" or not torch.cuda.is_available():
@@ -67,12 +67,12 @@ def enter(config: RunConfig, device: str, threads: int) -> Ranks:
     group = join(device, timeout_s=timeout_s)
     with peers():
         group.agree(hashlib.sha256(to_toml(config).encode()).digest(), "configuration")
-    return Ranks(group, Lead(group, timeout_s=timeout_s))
+    return Ranks(replace(group, tensor=tensor_parallel), Lead(group, timeout_s=timeout_s))
 
 
 def ranked_training(config: RunConfig) -> tuple[Ranks, RankedTraining]:
     """Raises as :func:`enter`, and DataError."""
-    ranks = enter(config, config.model.device, config.learner.threads)
+    ranks = enter(config, config.model.device, config.learner.threads, config.learner.tensor_parallel)
     model = load_model(config.model.path, torch.float32, torch.device("cpu"))
     freeze(model, config.learner.freeze)
     plan = learning_plan_on(config, ranks.group.device, model)
@@ -135,7 +135,7 @@ def make_training(
 def ranked_value(config: RunConfig) -> tuple[Ranks, RankedValue]:
     """Raises as :func:`enter`, and DataError."""
     path = config.value.path or config.model.path
-    ranks = enter(config, config.value.device, config.value.threads)
+    ranks = enter(config, config.value.device, config.value.threads, config.value.tensor_parallel)
     model = load_value_model(path, torch.float32, torch.device("cpu"))
     plan = learning_plan_on(config, ranks.group.device, model, is_value=True)
     engine = make_value(

@@ -3,7 +3,8 @@ computes.
 
 Every method that computes waits for the other ranks. Each transformer layer is one unit, and the
 rest (embedding, last norm, head) another, so memory holds the whole weights of one layer and of the
-rest. The guarded optimisers of the single-process backend step the shards: AdamW is elementwise,
+rest. With tensor parallelism a layer's matrices are split over some of the ranks first, and by rows over the
+others; everything else is split by rows over all of them, so that no two ranks keep copies. The guarded optimisers of the single-process backend step the shards: AdamW is elementwise,
 while Muon's matrix products and the gradient norm are computed over all ranks by torch."""
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from workers.engines.model.checkpoint_files import STEP
 from workers.engines.model.optimizer import AppliedStep, GuardedOptimizer, OptimizerSettings
 from workers.engines.training.ranks.group import Group
 from workers.engines.training.ranks.lending import ShareRange
+from workers.engines.training.ranks.tensor import split_layer, whole_parts
 from workers.engines.training.ranks.whole import WholeTensors
 
 
 class Fsdp2Shards:
     averages_gradients = True
-    lends = True
 
     def __init__(
         self,
@@ -50,7 +51,16 @@ class Fsdp2Shards:
                 "torch backend"
             )
         for layer in layers:
-            fully_shard(layer, mesh=group.mesh)
+            if group.tensor > 1:
+                split_layer(layer, group.grid["tensor"])
+                for part, is_of_heads in whole_parts(layer):
+                    sharded = fully_shard(part, mesh=group.mesh)
+                    if is_of_heads:
+                        # to be summed over the ranks of a share, not averaged
+                        sharded.set_gradient_divide_factor(float(group.num_shares))
+                        # gloo cannot scale as it sums
+                        sharded.set_force_sum_reduction_for_comms(True)
+            fully_shard(layer, mesh=group.mesh if group.tensor == 1 else group.grid["data"])
         # otherwise the rest stays whole after a pass without gradients, and misses a load or step
         fully_shard(module, mesh=group.mesh, reshard_after_forward=True)
         self.module = module
@@ -62,6 +72,7 @@ class Fsdp2Shards:
         self._is_lead = group.is_lead
         self._starts = {name: _first_number(parameter) for name, parameter in self._parameters.items()}
         self._whole = WholeTensors(group)
+        self.lends = group.tensor == 1
 
     @property
     def num_steps(self) -> int:
@@ -84,15 +95,18 @@ class Fsdp2Shards:
     def weight(self, name: str) -> torch.Tensor | None:
         if name in self._buffers:
             return self._buffers[name]
-        parameter = self._parameters[name]
-        return self._whole.on_lead(name, self.piece(name), parameter.shape, parameter.dtype)
+        return self._gathered(name, self._parameters[name].detach())
 
     def kinds(self, name: str) -> Sequence[str]:
         return list(self._optimizer.state_of(name))
 
     def state(self, name: str, key: str) -> torch.Tensor | None:
-        state = self._optimizer.state_of(name)[key]
-        return self._whole.on_lead(name, self.piece(name, key), state.shape, state.dtype)
+        return self._gathered(name, self._optimizer.state_of(name)[key], key)
+
+    def _gathered(self, name: str, tensor: torch.Tensor, key: str = "") -> torch.Tensor | None:
+        if _is_split_twice(tensor):
+            return cast("DTensor", tensor).full_tensor()
+        return self._whole.on_lead(name, self.piece(name, key), tensor.shape, tensor.dtype)
 
     @torch.no_grad()
     def piece(self, name: str, key: str = "") -> ShareRange | None:
@@ -115,9 +129,14 @@ class Fsdp2Shards:
         state[key] = value.to(parameter.device) if key == STEP else _share(value, parameter)
 
 
+def _is_split_twice(tensor: torch.Tensor) -> bool:
+    """Whether it is split over the ranks of a layer too, so that a rank's share is not one range of numbers."""
+    return isinstance(tensor, DTensor) and tensor.device_mesh.ndim > 1
+
+
 def _first_number(parameter: torch.Tensor) -> int:
     """Return the offset of this rank's rows, in elements of the whole parameter."""
-    if not isinstance(parameter, DTensor):
+    if not isinstance(parameter, DTensor) or _is_split_twice(parameter):
         return 0
     _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
     return offset[0] * math.prod(parameter.shape[1:])

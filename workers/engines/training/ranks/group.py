@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -39,10 +40,32 @@ class Group:
     size: int
     device: torch.device
     mesh: DeviceMesh
+    """All ranks, in one dimension."""
+    tensor: int = 1
+    """Ranks that follow one another compute the same tokens, each with its part of every layer's matrices."""
 
     @property
     def is_lead(self) -> bool:
         return self.rank == 0
+
+    @property
+    def num_shares(self) -> int:
+        """Shares that a batch is divided into."""
+        return self.size // self.tensor
+
+    @property
+    def share(self) -> int:
+        return self.rank // self.tensor
+
+    @property
+    def tells(self) -> bool:
+        """Whether this rank's figures count: the others of its share have the same."""
+        return self.rank % self.tensor == 0
+
+    @property
+    def grid(self) -> DeviceMesh:
+        """The ranks by share ("data") and part of a layer ("tensor")."""
+        return _grid(self.device.type, self.num_shares, self.tensor)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Overwrite ``tensor`` with that of rank ``source``, in place, and return it."""
@@ -103,6 +126,11 @@ def join(device: str, *, timeout_s: float) -> Group:
         with peers():
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     return Group(rank, size, here, init_device_mesh(here.type, (size,)))
+
+
+@cache
+def _grid(device: str, data: int, tensor: int) -> DeviceMesh:
+    return init_device_mesh(device, (data, tensor), mesh_dim_names=("data", "tensor"))
 
 
 @contextmanager

@@ -1,0 +1,41 @@
+"""What tensor parallelism refuses, before anything has changed."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import Phi3Config, Phi3ForCausalLM
+
+from protocol.errors import ConfigError
+from tests.workers.engines.subjects import group
+from tests.workers.engines.tiny import tiny_model
+from workers.engines.training.ranks.tensor import split_layer, whole_parts
+
+
+def test_a_layer_of_another_make_is_refused_by_its_part() -> None:
+    config = Phi3Config(
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=8,
+        pad_token_id=0,
+    )
+    layer = Phi3ForCausalLM(config).model.layers[0]
+    before = {name: type(value) for name, value in layer.named_parameters()}
+    with pytest.raises(
+        ConfigError, match=r"Phi3DecoderLayer has self_attn\.qkv_proj, a Linear that tensor parallelism"
+    ):
+        split_layer(layer, group().mesh)
+    assert {name: type(value) for name, value in layer.named_parameters()} == before
+
+
+def test_the_norms_of_heads_are_the_parts_whose_gradient_each_rank_has_a_part_of() -> None:
+    layer = tiny_model("qwen3").model.layers[0]
+    names = {id(part): name for name, part in layer.named_modules()}
+    assert {names[id(part)]: partial for part, partial in whole_parts(layer)} == {
+        "self_attn.q_norm": True,
+        "self_attn.k_norm": True,
+        "input_layernorm": False,
+        "post_attention_layernorm": False,
+    }
