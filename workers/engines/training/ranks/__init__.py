@@ -9,7 +9,8 @@ command (``messages``) and carried out by all ranks at once. The others *follow*
 wait for the next command, for a bounded time, and run the same code.
 
 Three kinds of *shards* split the weights and combine the gradients: ``fsdp2`` (torch's
-``fully_shard``, and ``tensor`` for matrices of a layer), ``zero`` (DeepSpeed) and ``stages`` (a pipeline: each rank has some of the layers).
+``fully_shard``, with ``tensor`` for the matrices of a layer), ``zero`` (DeepSpeed) and ``stages`` (a
+pipeline: each rank has some of the layers).
 ``sharded`` adds what workers do with any: gathered weights, snapshots, loads. ``backend`` builds the
 policy's and the critic's backends on it. With one rank the same classes work in the worker's own
 process, and no command is sent.

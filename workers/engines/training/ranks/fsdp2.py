@@ -3,9 +3,10 @@ computes.
 
 Every method that computes waits for the other ranks. Each transformer layer is one unit, and the
 rest (embedding, last norm, head) another, so memory holds the whole weights of one layer and of the
-rest. With tensor parallelism a layer's matrices are split over some of the ranks first, and by rows over the
-others; everything else is split by rows over all of them, so that no two ranks keep copies. The guarded optimisers of the single-process backend step the shards: AdamW is elementwise,
-while Muon's matrix products and the gradient norm are computed over all ranks by torch."""
+rest. With tensor parallelism a layer's matrices are split over some of the ranks first, and by rows
+over the others; everything else is split by rows over all ranks, so that no two keep copies. The
+guarded optimisers of the single-process backend step the shards: AdamW is elementwise, while Muon's
+matrix products and the gradient norm are computed over all ranks by torch."""
 
 from __future__ import annotations
 

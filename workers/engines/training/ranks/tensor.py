@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import cast
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,7 +24,7 @@ def split_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
     """Split a layer's matrices, in place. Raises ConfigError, before anything has changed, for a layer of another
     make or with heads that the ranks of ``mesh`` do not divide."""
     plan: dict[str, ParallelStyle] = {}
-    head_dim = next((int(part.head_dim) for part in layer.modules() if hasattr(part, "head_dim")), 1)
+    head_dim = next((cast("int", part.head_dim) for part in layer.modules() if hasattr(part, "head_dim")), 1)
     for name, part in layer.named_modules():
         kind = name.rpartition(".")[-1]
         if kind in _BY_COLUMNS | _BY_ROWS and isinstance(part, nn.Linear):
