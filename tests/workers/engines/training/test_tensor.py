@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from transformers import Phi3Config, Phi3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from protocol.errors import ConfigError
 from tests.workers.engines.subjects import group
@@ -12,7 +12,8 @@ from workers.engines.training.ranks.tensor import split_layer, whole_parts
 
 
 def test_a_layer_of_another_make_is_refused_by_its_part() -> None:
-    config = Phi3Config(
+    config = AutoConfig.for_model(
+        "phi3",
         hidden_size=8,
         intermediate_size=8,
         num_hidden_layers=1,
@@ -21,7 +22,7 @@ def test_a_layer_of_another_make_is_refused_by_its_part() -> None:
         vocab_size=8,
         pad_token_id=0,
     )
-    layer = Phi3ForCausalLM(config).model.layers[0]
+    layer = AutoModelForCausalLM.from_config(config).model.layers[0]
     before = {name: type(value) for name, value in layer.named_parameters()}
     with pytest.raises(
         ConfigError, match=r"Phi3DecoderLayer has self_attn\.qkv_proj, a Linear that tensor parallelism"
