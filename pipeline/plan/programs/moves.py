@@ -302,7 +302,7 @@ def covers(boxes: Sequence[Box], box: Box) -> bool:
 
 def as_layout(shape: Shape, parts: Sequence[tuple[int, Box, frozenset[object]]]) -> Layout | None:
     """Return the layout in which each device has one of these parts, None if there is none: parts are uneven, a device has
-    two, or some combination of part and terms is missing."""
+    two, terms overlap, or some combination of part and terms is missing."""
     devices = [device for device, _, _ in parts]
     sizes = {lengths(box) for _, box, _ in parts}
     if len(set(devices)) < len(devices) or len(sizes) != 1:
@@ -313,6 +313,8 @@ def as_layout(shape: Shape, parts: Sequence[tuple[int, Box, frozenset[object]]])
     if any(first % part for _, box, _ in parts for (first, _), part in zip(box, length, strict=True)):
         return None
     labels = list(dict.fromkeys(terms for _, _, terms in parts))
+    if sum(map(len, labels)) > len(frozenset[object]().union(*labels)):
+        return None
     cut = tuple(side // part for side, part in zip(shape, length, strict=True))
     holders = dict[tuple[int, ...], list[int]]()
     for device, box, terms in sorted(parts, key=lambda part: part[0]):
