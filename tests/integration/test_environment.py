@@ -32,6 +32,8 @@ def settings(tmp_path: Path, *more: str) -> tuple[str, ...]:
     )
 
 
+# a run with an agent, in test_agents, goes through the same kills
+@pytest.mark.long
 def test_a_run_with_an_environment_goes_on_through_kills_and_its_books_balance(tmp_path: Path) -> None:
     with fleet(tmp_path, *settings(tmp_path, "run.num_updates=9"), of=("tools", "demo")) as run:
         run.wait_until(lambda: run.num_updates() >= 1, "an update")
@@ -50,6 +52,7 @@ def test_a_run_with_an_environment_goes_on_through_kills_and_its_books_balance(t
     assert not marked(WORKER_MARK, worker_mark(run.run_dir)), "nothing that it started is left"
 
 
+@pytest.mark.long
 def test_environment_workers_join_as_from_other_hosts_and_are_scaled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,9 +26,9 @@ AMONG_THEMSELVES = (
     FaultKind.TINY_MEMORY,
 )
 OTHERS = tuple(kind for kind in KINDS if kind is not _NEVER and kind not in AMONG_THEMSELVES)
-QUICK = ((4693, OTHERS), (59, AMONG_THEMSELVES))
+QUICK = ((59, AMONG_THEMSELVES),)
 LONG = (
-    *((seed, OTHERS) for seed in (3442, 1116, 5748, 5864, 2137, 4377, 3000, 2142)),
+    *((seed, OTHERS) for seed in (4693, 3442, 1116, 5748, 5864, 2137, 4377, 3000, 2142)),
     *((seed, AMONG_THEMSELVES) for seed in (36, 120, 4, 6, 70, 8)),
 )
 """Together these seeds have every kind of a fleet without an environment, in as little time as was

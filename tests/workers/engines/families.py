@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -114,6 +115,11 @@ PADDED: dict[str, dict[str, Any]] = {
 """Computed in padded batches, and sampled a row at a time."""
 
 FAMILIES = {**PACKED, **PADDED}
+USUAL = frozenset(
+    {"llama", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "gemma3_text", "gpt_oss", "deepseek_v2", "falcon", "mamba"}
+)
+"""Families that stand for the kinds: dense, experts, windows, sinks, latent attention, padded, state space."""
+BY_LENGTH = [family if family in USUAL else pytest.param(family, marks=pytest.mark.long) for family in FAMILIES]
 
 
 def without_joint_experts(model: PreTrainedModel) -> PreTrainedModel:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from pipeline.preflight.engines import KNOWN
 from tests.rules import make_rule
-from tests.workers.engines.families import FAMILIES, PACKED, PADDED, family_model, without_joint_experts
+from tests.workers.engines.families import BY_LENGTH, FAMILIES, PACKED, PADDED, family_model, without_joint_experts
 from tests.workers.engines.generation_contract import drain, request
 from tests.workers.engines.tiny import make_samples, plain_logprobs, ragged
 from workers.engines.generation.local.engine import LocalEngine
@@ -65,7 +65,7 @@ def test_a_familys_logprobs_and_gradients_are_those_of_transformers(family: str)
     assert error**0.5 < 1e-4 * norm**0.5
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BY_LENGTH)
 def test_what_the_learner_publishes_is_what_the_local_engine_samples_from(family: str) -> None:
     # our own forward of small dense models has no float64
     dtype = torch.float32 if family in KNOWN else torch.float64
@@ -92,7 +92,7 @@ def test_what_the_learner_publishes_is_what_the_local_engine_samples_from(family
         np.testing.assert_allclose(window.behavior_logprobs, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BY_LENGTH)
 def test_each_family_that_makes_a_policy_makes_a_critic(family: str, tmp_path: Path) -> None:
     policy = family_model(family)
     policy.save_pretrained(tmp_path / "policy")
