@@ -52,6 +52,8 @@ class GeneratorCosts(_Section, frozen=True):
     """Each token of their contexts: reading its keys and values. Costs measured in a run have it in the sequence's."""
     prefill_token_s: NotNegative = 0.0
     """Costs measured in a run have it in the sequence's."""
+    mean_live: NotNegative = 0.0
+    """Sequences of a decode step on average, as measured: slots that come free wait for the end of a turn. 0: unknown."""
 
     def decode_s(self, sequences: float, context_tokens: float = 0.0) -> float:
         """Return the time of a decode step; ``context_tokens``: of all its sequences together."""

@@ -155,7 +155,20 @@ def _generator(config: RunConfig, fleet: Sequence[FleetRow], name: str) -> Gener
     if not done:
         raise ConfigError(f"{name} has no records of its generators' work; run it again with this version")
     base, sequence = non_negative([(one.pieces, one.size) for one in done], [one.seconds for one in done])
-    return GeneratorCosts(slots=config.generation.num_slots, decode_base_s=base, decode_sequence_s=sequence)
+    # between two turns of its engine it leases, encodes and sends
+    more = max(1.0, _computing_s(fleet) / sum(one.seconds for one in done))
+    return GeneratorCosts(
+        slots=config.generation.num_slots,
+        decode_base_s=more * base,
+        decode_sequence_s=more * sequence,
+        mean_live=sum(one.size for one in done) / sum(one.pieces for one in done),
+    )
+
+
+def _computing_s(fleet: Iterable[FleetRow]) -> float:
+    """Return how long the generators computed, by what they said that they were at."""
+    spans = [(row.span_s, row.roles[str(Role.GENERATOR)]) for row in fleet if str(Role.GENERATOR) in row.roles]
+    return sum(span_s * role.workers * role.shares.get(WaitingFor.COMPUTE, 0.0) for span_s, role in spans)
 
 
 def _learner(updates: Sequence[UpdateRow], prompt_tokens: float, steps: int) -> LearnerCosts:
@@ -208,8 +221,8 @@ def _chunks(fleet: Sequence[FleetRow], response_tokens: float) -> float | None:
 
 def _busy(fleet: Sequence[FleetRow], judged_at_once: int) -> float:
     """Return the mean number of workers that worked at once, while updates were made."""
-    kinds = {**_KINDS, Role.GENERATOR: ("sampling",), Role.LEARNER: ("update",)}
-    busy_s = sum(
+    kinds = {**_KINDS, Role.LEARNER: ("update",)}
+    busy_s = _computing_s(fleet) + sum(
         one.seconds / (judged_at_once if role is Role.REWARD else 1)
         for role, names in kinds.items()
         for one in _sums(fleet, role, names)

@@ -169,7 +169,8 @@ class Roles:
     def generator(self, device: Device, tensor: int, slots: int) -> GeneratorCosts:
         """Return the costs of a generator on ``tensor`` devices."""
         if self.measured is not None and tensor == 1:
-            return replace(self.measured.generator, slots=slots)
+            measured = self.measured.generator
+            return replace(measured, slots=max(1, min(slots, round(measured.mean_live or slots))))
         model, read = self.model, device.reading_share * device.bandwidth * tensor
         multiplied = device.training_share * device.flops * tensor
         # with many sequences every expert is given some token

@@ -28,8 +28,9 @@ def run_settings(placed: Placed, roles: Roles) -> Tree:
     """Return the settings of a plan, without those of its fleet."""
     candidate, config = placed.candidate, roles.config
     engines, on_cores = candidate.engines, candidate.engines[0].device.is_cpu
-    generation: Tree = {"num_slots": min(each.slots for each in engines), "window_tokens": window_tokens(roles)}
+    generation: Tree = {"window_tokens": window_tokens(roles)}
     if not on_cores:
+        generation["num_slots"] = min(each.slots for each in engines)
         share = min(roles.engine_bytes(each.tensor, each.slots) / each.device.num_bytes for each in engines)
         shares = any(len(group.roles) > 1 for group in candidate.groups if "generator" in group.roles)
         limit = {"engine_args": {"gpu_memory_utilization": round(share, 3)}} if shares else {}

@@ -35,7 +35,7 @@ def fleet(*generator: ServiceSums, judged: ServiceSums, learned: ServiceSums) ->
             10.0 + 5.0 * number,
             5.0,
             {
-                "generator": RoleTime(2.0, {"compute": 0.8, "weights": 0.2}, service={"sampling": one}),
+                "generator": RoleTime(2.0, {"compute": one.seconds / 10.0, "weights": 0.2}, service={"sampling": one}),
                 "reward": RoleTime(1.0, {"compute": 1.0}, service={"judging": judged}),
                 "learner": RoleTime(1.0, {"compute": 1.0}, service={"update": learned}),
             },
@@ -65,6 +65,10 @@ def test_the_costs_of_known_work_are_found_again() -> None:
     assert (learner.base_s, learner.sequence_s, learner.token_s) == pytest.approx((0.5, 0.01, 2e-3), rel=1e-6)
     assert (learner.publish_s, learner.update_s) == pytest.approx((0.25, 0.65))
     assert (generator.decode_base_s, generator.decode_sequence_s) == pytest.approx((0.01, 5e-4), rel=1e-6)
+    tokens, steps = (
+        sum(getattr(row.roles["generator"].service["sampling"], n) for row in rows) for n in ("size", "pieces")
+    )
+    assert generator.mean_live == pytest.approx(tokens / steps)
     assert found.prompt_tokens == pytest.approx(PROMPT)
     assert found.wait_s == pytest.approx(1.5)
     judge = found.costs.reward
@@ -81,6 +85,19 @@ def test_what_happens_before_the_first_update_and_after_the_last_does_not_count(
     }
     outside = [FleetRow(5.0, 5.0, slow), *rows, FleetRow(500.0, 5.0, slow)]
     assert profiled(config(), updates, outside, "a run") == profiled(config(), updates, rows, "a run")
+
+
+def test_what_a_generator_does_between_its_engines_turns_is_its_work_too() -> None:
+    updates, rows = a_run()
+    slower = list[FleetRow]()
+    for row in rows:
+        service = row.roles["generator"].service
+        computing = {"compute": service["sampling"].seconds / 4.0}
+        slower.append(
+            FleetRow(row.at_s, row.span_s, row.roles | {"generator": RoleTime(1.0, computing, service=service)})
+        )
+    plain, found = (profiled(config(), updates, each, "a run").costs.generator for each in (rows, slower))
+    assert found.decode_base_s == pytest.approx(1.25 * plain.decode_base_s)
 
 
 def test_the_chunks_of_a_response_are_those_that_the_reference_saw() -> None:
