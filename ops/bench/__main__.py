@@ -12,6 +12,7 @@ NAMES = {
     "demos": "The demos against their bar, seed by seed.",
     "engine": "The local engine against transformers and vLLM.",
     "gpu": "Engines and learner on this machine's card, beside vLLM and TRL.",
+    "iteration": "The planned period of an RL iteration, and what processes reach.",
     "latency": "Slow tools: how busy generators stay, with and without a barrier.",
     "learner": "The packed step against a padded one, and TRL's.",
     "ledger": "Chunks through ledger and wire, against ZeroMQ, Redis, Ray.",

@@ -92,7 +92,10 @@ class IterationPlan(msgspec.Struct, frozen=True):
     bounds: Bounds
     queues: tuple[Queue, ...]
     starts: tuple[Start, ...]
-    """Start times, as priorities of a choice that never waits while there is work: smaller is first."""
+    """Start times, a fixed order on each device."""
+    latest: tuple[Start, ...] = ()
+    """The latest start times with which the new weights are not late, as priorities of a choice that never waits while
+    there is work: smaller is first, then the earlier start. What nothing waits for yields to what the update needs."""
 
 
 def plan_iteration(path: Path, *, chunks: int | None = None, time_limit_s: float = 60.0) -> list[IterationPlan]:
@@ -115,6 +118,7 @@ def plan_iteration(path: Path, *, chunks: int | None = None, time_limit_s: float
         if repetend is None:
             raise ConfigError(f"{path}: no order was found in time; give it more with --time-limit")
         starts = sorted(repetend.starts.items(), key=lambda item: item[1])
+        latest = _latest(file.placement(path.stem, chunks, staleness), file, repetend)
         plans.append(
             IterationPlan(
                 staleness,
@@ -123,11 +127,26 @@ def plan_iteration(path: Path, *, chunks: int | None = None, time_limit_s: float
                 found.bounds,
                 tuple(_queues(file, repetend)),
                 tuple(Start(step.block, 0, start) for step, start in starts),
+                tuple(Start(step.block, 0, latest[step.block]) for step, _ in starts),
             )
         )
         if repetend.period <= max(found.bounds.work, found.bounds.memory):
             break
     return plans
+
+
+def _latest(placement: Placement, file: IterationFile, repetend: Repetend) -> dict[str, int]:
+    """Return each block's latest start: that of the blocks that bring new weights is their own, and what they do not wait
+    for may be one period late."""
+    fixed = {each.before for each in file.dependencies if each.stale}
+    starts = {step.block: start for step, start in repetend.starts.items()}
+    spans = {block.name: block.span for block in placement.blocks}
+    latest = {name: start if name in fixed else start + repetend.period for name, start in starts.items()}
+    for _ in placement.blocks:
+        for each in placement.dependencies:
+            until = latest[each.after] + repetend.period * each.distance
+            latest[each.before] = min(latest[each.before], until - spans[each.before])
+    return latest
 
 
 def _queues(file: IterationFile, repetend: Repetend) -> Iterator[Queue]:

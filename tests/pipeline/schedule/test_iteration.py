@@ -24,6 +24,16 @@ def test_one_step_of_staleness_takes_the_example_from_50_to_the_work_of_its_gene
     assert [(plan.bounds.work, plan.bounds.recurrence) for plan in plans] == [(33, 48), (33, 32)]
 
 
+def test_the_latest_start_is_as_late_as_the_update_allows_and_critics_may_be_a_period_late() -> None:
+    plan, *_ = plan_iteration(EXAMPLE)
+    starts, latest = ({each.block: each.start for each in of} for of in (plan.starts, plan.latest))
+    assert all(latest[block] >= starts[block] for block in starts)
+    assert latest["update"] == starts["update"]
+    assert latest["learner.b0#3"] == starts["update"] - 4
+    assert latest["value#1"] == latest["learner.f0#1"] - 2
+    assert latest["critic.b#3"] == starts["critic.b#3"] + 50
+
+
 def iteration(folder: Path, **changes: Any) -> Path:
     """Two chunks: generation takes 3, learning 2 on another device, then an update of both."""
     blocks = [
