@@ -48,20 +48,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--work", type=Path, default=Path("bench-results/overlap"), help="the runs (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the runs (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="write the figures here, and a page beside it")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args(arguments)
     runs = [_Run(scenario, options.work, options.seed) for scenario in SCENARIOS]
     own_s, publish_s = (fmean(getattr(run, part) for run in runs) for part in ("own_s", "publish_s"))
     step_s = fmean(run.step_s for run in runs)
     rows = [run.compared(own_s, publish_s, step_s) for run in runs]
     added = {"learner_update_s": own_s, "learner_publish_s": publish_s, "decode_step_s": step_s}
-    page = _page(rows, added)
-    print(page)
+    print(_section(rows, added))
     if options.json:
         write_json(
             options.json, provenance("overlap.predict", arguments, seed=options.seed) | {"added": added, "rows": rows}
         )
-        options.json.with_suffix(".md").write_text(page, encoding="utf-8")
 
 
 class _Run:
@@ -135,9 +133,9 @@ def _error(row: dict[str, Any], name: str) -> float:
     return predicted / measured - 1.0 if measured else predicted
 
 
-def _page(rows: list[dict[str, Any]], added: dict[str, float]) -> str:
+def _section(rows: list[dict[str, Any]], added: dict[str, float]) -> str:
     lines = [
-        "# The simulator beside real runs",
+        "## Beside real runs",
         "",
         "    python -m ops.bench.overlap && python -m ops.bench.overlap.predict --json ops/results/simulate.json",
         "",
