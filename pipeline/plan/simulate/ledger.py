@@ -165,7 +165,7 @@ class Server:
         self._share = 1.0 - min(0.99, costs.worker_share * num_workers)
         self._free_s = 0.0
         self.busy_s = 0.0
-        """Including heartbeats and polls."""
+        """Without heartbeats and polls."""
 
     @property
     def polls(self) -> float:
@@ -174,10 +174,12 @@ class Server:
 
     def reply_s(self, num_tokens: float = 0.0, *, is_chunk: bool = False) -> float:
         """Return the seconds until an answer. A chunk's whole path counts when it is written."""
-        served_s = self._costs.served_s(num_tokens) / self._share if is_chunk else 0.0
-        self._free_s = max(self._clock.now, self._free_s) + served_s
-        self.busy_s += served_s
-        return self._free_s - self._clock.now + self._costs.answer_s
+        now = self._clock.now
+        if is_chunk:
+            served_s = self._costs.served_s(num_tokens)
+            self._free_s = max(now, self._free_s) + served_s / self._share
+            self.busy_s += served_s
+        return max(0.0, self._free_s - now) + self._costs.answer_s
 
 
 class Versions:
