@@ -220,8 +220,8 @@ def _compare(backend: RankedTraining) -> None:
     if isinstance(shards, Fsdp2Shards):
         whole = [cast("Any", shards._parameters[name]).full_tensor() for name in names]
     else:
-        whole = [cast("torch.Tensor", shards.weight(name)).detach().contiguous() for name in names]
-    weights = [each.numpy().tobytes() for each in whole]
+        whole = [cast("torch.Tensor", shards.weight(name)).contiguous() for name in names]
+    weights = [each.detach().numpy().tobytes() for each in whole]
     group().agree(hashlib.sha256(b"".join(weights)).digest(), "weights")
 
 
