@@ -75,7 +75,10 @@ MANY = {0, 7, 10, 11, 16, 18}
 """Cases with hundreds of fleets."""
 
 
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.long] if n in MANY else []) for n in range(20)])
+CASES = [pytest.param(n, marks=[pytest.mark.long, pytest.mark.timeout(900)] if n in MANY else []) for n in range(20)]
+
+
+@pytest.mark.parametrize("seed", CASES)
 def test_best_first_finds_what_solving_every_fleet_finds_in_5_seconds(seed: int) -> None:
     made, words = a_case(seed)
     began_s = time.process_time()
