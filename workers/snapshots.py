@@ -84,7 +84,7 @@ class SnapshotWriter:
             return []
         if self._gathered_ranks > 1 and not self._is_room_known:
             self._stop(
-                f"with these settings of DeepSpeed, every snapshot would gather the state of the {self._gathered_ranks} ranks "
+                f"with these settings of its ranks, every snapshot would gather the state of the {self._gathered_ranks} ranks "
                 f"of the {self._ctx.who.role}; set checkpoint.snapshots to on to take them anyway"
             )
         return found

@@ -41,7 +41,8 @@ class Lead:
         self._lock = threading.Lock()
         self._failure: EngineDied | None = None
         self._ended = threading.Event()
-        if group.size > 1:
+        # a beat of another rank would take a command that this one awaits
+        if group.size > 1 and group.is_lead:
             threading.Thread(target=self._beat, args=(timeout_s / _BEATS,), name="ranks", daemon=True).start()
 
     def run(self, command: Command, obey: Callable[[Command], T]) -> T:
