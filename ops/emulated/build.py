@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
     from pipeline.data.tokenizer import TextTokenizer
 
-SIMULATED = "ops.emulated.simulated"
+SIMULATED = "ops.emulated.simulated:costs_and_responses"
 """Where ``headrace simulate`` finds the costs and responses of these engines."""
 
 _BYTES_PER_WEIGHT = 4

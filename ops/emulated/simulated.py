@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
 
 
+def costs_and_responses(config: RunConfig) -> tuple[Costs, Responses]:
+    return costs(config), responses(config)
+
+
 def costs(config: RunConfig) -> Costs:
     """Return the costs of the emulation. What the control plane adds has the defaults."""
     settings = emulation_of(config)

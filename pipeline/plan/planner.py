@@ -70,6 +70,8 @@ class Candidate:
     """To decode the longest response."""
     floors: Mapping[str, float] = field(default_factory=dict[str, float])
     """Least periods that no order of work changes, by what sets them."""
+    cores: int = 0
+    """Cores of a host, whose memory all processes share; 0: devices with memories of their own."""
 
     @cached_property
     def devices(self) -> list[tuple[int, Device]]:
@@ -103,6 +105,12 @@ class Candidate:
         if self.critic is not None:
             held["value"] = self.critic.num_bytes
         engines = {each.device: each for each in self.engines}
+        if self.cores:
+            held["generator"] = self.engines[0].number * roles.engine_bytes(1, self.engines[0].slots)
+            taken = {role: held[role] / 1e9 for group in self.groups for role in group.roles}
+            return [
+                {"device": f"{self.cores} CPU", "gb": self.cores * self.engines[0].device.memory_gb, "roles": taken}
+            ]
         rows = list[dict[str, Any]]()
         for group in self.groups:
             for number, device in group.devices:
@@ -265,7 +273,9 @@ def candidates(roles: Roles, devices: Sequence[tuple[int, Device]], budget_eur: 
     if any(device.is_cpu for _, device in devices):
         if len(devices) > 1:
             raise ConfigError("--devices has CPU beside others; expected cores alone: GPUs come with theirs")
-        return list(_on_cores(roles, *devices[0]))
+        if found := list(_on_cores(roles, *devices[0])):
+            return found
+        raise ConfigError(_nothing_fits(roles, devices, None))
     found = [each for placed in _placements(roles, devices, budget_eur) for each in fleets(roles, placed)]
     if not found:
         raise ConfigError(_nothing_fits(roles, devices, budget_eur))
@@ -377,7 +387,11 @@ def _fastest(roles: Roles, group: Group, taken: Mapping[str, float], role: str) 
     if "reference" in group.roles:
         left -= roles.scorer_bytes() / USED
     for room in [left / 2, left] if "generator" in group.roles else [left]:
-        fits = [fit for split in splits(number) if (fit := roles.trained(split, room, is_value=is_value))]
+        fits = [
+            fit
+            for split in splits(number, roles.model.heads_to_share)
+            if (fit := roles.trained(split, room, is_value=is_value))
+        ]
         if fits:
             return min(fits, key=lambda fit: _trained_s(roles, device, fit, is_value=is_value))
     return None
@@ -440,23 +454,26 @@ def _candidate(
 def _on_cores(roles: Roles, cores: int, device: Device) -> Iterator[Candidate]:
     """Yield the fleets on cores, which all processes share: as many generators as there are cores, at most."""
     names = ["learner", *["reference"][: roles.work.has_reference], *["value"][: roles.work.has_critic]]
-    learner = roles.trained(Split("torch", 1), cores * device.num_bytes)
-    if learner is None:
-        raise ConfigError(_nothing_fits(roles, [(cores, device)], None))
-    critic = roles.trained(Split("torch", 1), cores * device.num_bytes, is_value=True) if "value" in names else None
+    slots, memory = roles.config.generation.num_slots, cores * device.num_bytes
     # what was measured beside more workers than cores had a share of one
     busy = roles.measured.busy if roles.measured is not None else 0.0
     alone = min(1.0, cores / busy) if busy else 1.0
     for number in range(1, cores + 1):
+        room = memory - number * roles.engine_bytes(1, slots) / USED
+        learner = roles.trained(Split("torch", 1), room)
+        critic = roles.trained(Split("torch", 1), room, is_value=True) if "value" in names else None
+        if learner is None or ("value" in names and critic is None):
+            continue
         groups = (Group(("generator",), ((number, device),)), *(Group((name,), ((1, device),)) for name in names))
         for staleness in range(roles.work.most_stale + 1):
-            engines = (Engines(device, number, 1, roles.config.generation.num_slots),)
+            engines = (Engines(device, number, 1, slots),)
             found = _candidate(roles, groups, engines, learner, critic, staleness)
             seconds = {name: alone * value for name, value in found.seconds.items()}
             reward_s = alone * found.floors["reward"]
             busy_s = number * seconds["generator"] + reward_s + sum(seconds[name] for name in names)
             floors = {**found.floors, "reward": reward_s, f"the {cores} cores": busy_s / cores}
-            yield Candidate(groups, engines, learner, critic, staleness, seconds, alone * found.longest_s, floors)
+            longest_s = alone * found.longest_s
+            yield Candidate(groups, engines, learner, critic, staleness, seconds, longest_s, floors, cores)
 
 
 def _nothing_fits(roles: Roles, devices: Sequence[tuple[int, Device]], budget_eur: float | None) -> str:
@@ -471,7 +488,7 @@ def _nothing_fits(roles: Roles, devices: Sequence[tuple[int, Device]], budget_eu
     def over(ranks: int) -> float:
         """Return the GB that the best split lacks on each device."""
         tokens = max(int(roles.work.prompt_tokens) + roles.work.longest, 1024)
-        needs = [roles.need(split) for split in splits(ranks)]
+        needs = [roles.need(split) for split in splits(ranks, roles.model.heads_to_share)]
         least = min(need.fixed + tokens * need.per_token(need.layers) for need in needs)
         return (least / USED - device.num_bytes) / 1e9
 

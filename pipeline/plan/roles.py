@@ -35,6 +35,7 @@ _PCIE: Final = 25e9
 """Bytes a second between a device and its host, for offloaded optimisers."""
 _CACHE_ROOM: Final = 1.25
 """Caches are planned for sequences that are longer than the mean context."""
+_TENSOR: Final = (1, 2, 4, 8)
 _DEFAULTS: Final = Costs(generator=GeneratorCosts(), learner=LearnerCosts())
 Backend = Literal["torch", "fsdp2", "deepspeed", "pipeline"]
 
@@ -48,6 +49,8 @@ class Split:
     stage: int = 0
     """Of ZeRO, with DeepSpeed."""
     offload: bool = False
+    tensor: int = 1
+    """Ranks that share each layer's matrices, with FSDP2."""
 
     @property
     def runs_here(self) -> bool:
@@ -58,15 +61,18 @@ class Split:
         if self.backend == "torch":
             return "one rank"
         kind = {"fsdp2": "fsdp2", "pipeline": "pipeline"}.get(self.backend, f"ZeRO {self.stage}")
-        return f"{kind} over {self.ranks}{', optimiser on the host' if self.offload else ''}"
+        more = ", optimiser on the host" if self.offload else f", layers over {self.tensor}" if self.tensor > 1 else ""
+        return f"{kind} over {self.ranks}{more}"
 
 
-def splits(ranks: int) -> list[Split]:
-    """Return the splits of a learner over so many devices. Stage 3 of ZeRO is fsdp2."""
+def splits(ranks: int, heads: int) -> list[Split]:
+    """Return the splits of a learner over so many devices. Stage 3 of ZeRO is fsdp2; ranks that
+    share a layer share ``heads`` evenly."""
     if ranks == 1:
         return [Split("torch", 1)]
     stages = [Split("deepspeed", ranks, 1), Split("deepspeed", ranks, 2), Split("deepspeed", ranks, 2, offload=True)]
-    return [Split("fsdp2", ranks), *stages, Split("deepspeed", ranks, 3, offload=True), Split("pipeline", ranks)]
+    layers = [Split("fsdp2", ranks, tensor=n) for n in _TENSOR if ranks % n == 0 and heads % n == 0]
+    return [*layers, *stages, Split("deepspeed", ranks, 3, offload=True), Split("pipeline", ranks)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +111,23 @@ class Roles:
         return Trained(split, plan.num_bytes, plan.tokens, recomputed) if plan.fits else None
 
     @cached_property
-    def _needs(self) -> tuple[DeviceNeed, DeviceNeed]:
-        """Of the learner and of a critic, each whole on one device."""
-        one = {"ranks": 1, "backend": "torch"}
+    def _needs(self) -> dict[int, tuple[DeviceNeed, DeviceNeed]]:
+        """Of the learner and of a critic, each with whole weights on one device, by the ranks that share a layer."""
         config, shape = self.config, self.model.shape
-        sections = {"learner": config.learner.model_copy(update=one), "value": config.value.model_copy(update=one)}
-        config = config.model_copy(update=sections)
-        return device_need(config, shape), device_need(config, shape, is_value=True)
+        found = dict[int, tuple[DeviceNeed, DeviceNeed]]()
+        for tensor in _TENSOR:
+            one = {"ranks": 1, "backend": "torch", "tensor_parallel": tensor}
+            sections = {"learner": config.learner.model_copy(update=one), "value": config.value.model_copy(update=one)}
+            split = config.model_copy(update=sections)
+            found[tensor] = device_need(split, shape), device_need(split, shape, is_value=True)
+        return found
 
     @cached_property
     def _generator_parts(self) -> Mapping[str, int]:
         return generator_parts(self.config, self.model.shape)
 
     def need(self, split: Split, *, is_value: bool = False) -> DeviceNeed:
-        whole = self._needs[is_value]
+        whole = self._needs[split.tensor][is_value]
         shared = {"weights": 3, "gradients": 2, "optimiser": 1}
         parts = dict[str, int]()
         for name, size in whole.parts.items():
@@ -205,9 +214,11 @@ class Roles:
         if work.has_old_logprobs or is_value:
             flops += model.forward_flops(length / 2)
         step_tokens = work.tokens / work.steps
-        passes = max(1, math.ceil(step_tokens / ranks / trained.micro_tokens))
+        shares = ranks // split.tensor
+        passes = max(1, math.ceil(step_tokens / shares / trained.micro_tokens))
         link = device.link if ranks <= PER_HOST else min(device.link, device.network)
-        ring, weights = (ranks - 1) / ranks / link, model.num_weights
+        # of what its layer's share is, a rank gathers the rest
+        ring, weights = (shares - 1) / shares / split.tensor / link, model.num_weights
         sums_s = 2 * 4 * weights * ring
         gathers_s = (2 + (trained.recomputed > 0)) * 2 * weights * ring + 4 * weights * ring
         compute_s = step_tokens * flops / rate
@@ -215,7 +226,12 @@ class Roles:
             waits_s = compute_s * (ranks - 1) / max(self.config.learner.pipeline.micro_batches, passes * ranks)
             step_s = compute_s + waits_s
         elif split.backend == "fsdp2" or split.stage == 3:
-            step_s = max(compute_s, passes * gathers_s)
+            # attention and MLP each sum once forward and once backward, and again when recomputed; nothing runs beside
+            sums = 2 * (2 * model.layers + trained.recomputed) * 2 * (split.tensor - 1) / split.tensor
+            step_s = (
+                max(compute_s, passes * gathers_s)
+                + sums * step_tokens / shares * model.hidden * self.item / device.link
+            )
         else:
             step_s = max(compute_s, (passes if split.stage == 2 else 1) * sums_s)
         # AdamW reads weights, gradient and moments, and writes all but the gradient

@@ -54,6 +54,11 @@ class Transformer:
         return self.vocabulary * self.hidden
 
     @property
+    def heads_to_share(self) -> int:
+        """Heads that ranks of a layer must share evenly; 1: its layers cannot be split."""
+        return 1 if self.experts else self.key_heads
+
+    @property
     def num_weights(self) -> int:
         """All weights, tied ones once."""
         router = self.experts * self.hidden

@@ -51,7 +51,8 @@ def run_settings(placed: Placed, roles: Roles) -> Tree:
 
 def _split(split: Split) -> Tree:
     zero: Tree = {"stage": split.stage} | ({"offload_optimizer": {"device": "cpu"}} if split.offload else {})
-    return {"backend": split.backend, "ranks": split.ranks} | ({"deepspeed": zero} if split.stage else {})
+    more: Tree = {"deepspeed": zero} if split.stage else {"tensor_parallel": split.tensor} if split.tensor > 1 else {}
+    return {"backend": split.backend, "ranks": split.ranks} | more
 
 
 def joins(candidate: Candidate) -> list[str]:

@@ -104,7 +104,9 @@ def device_need(config: RunConfig, shape: Shape, *, is_value: bool = False) -> D
         head = shape.vocabulary * shape.hidden * _FP32 if not rank else 0
         parts["logits"] = HEAD_BYTES + head
     of_hidden, of_intermediate, of_keys = _KEPT[dtype]
-    numbers = of_hidden * shape.hidden + of_intermediate * shape.intermediate + of_keys * shape.key_width
+    split = of_intermediate * shape.intermediate + of_keys * shape.key_width
+    # tensor parallelism keeps whole hidden states
+    numbers = of_hidden * shape.hidden + split / section.tensor_parallel
     return DeviceNeed(parts, shape.layers, int(numbers * ITEM_BYTES[dtype]), shape.hidden * _FP32)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
+import sys
 from bisect import bisect
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.config.import_path import import_own, is_import_path
 from pipeline.observability.history import HISTORY_NAME, Histogram, UpdateRow, run_history
@@ -29,9 +29,9 @@ def costs_and_responses(config: RunConfig, given: Path | None, lengths: Path | N
     """Return what a run's work costs and what its responses are like. Raises ConfigError.
 
     ``given`` is a file of costs or a run's folder; ``lengths`` a file with a number a line, or a run's folder. An engine of
-    the user's own may know both: its module then names another one, ``SIMULATED``, with ``costs(config)`` and
-    ``responses(config)``."""
-    own: Any = _own_module(config)
+    the user's own may know both: its module then has ``SIMULATED``, the import path of a function of the configuration
+    that returns them."""
+    own = _of_own_engine(config)
     prompt_tokens = 0.0
     if given is None:
         if own is None:
@@ -39,14 +39,14 @@ def costs_and_responses(config: RunConfig, given: Path | None, lengths: Path | N
                 f"the costs of generation.engine {config.generation.engine} are not known: measure them with `headrace profile "
                 "RUN` and give the run, or a file: --costs RUN or --costs FILE"
             )
-        costs: Costs = own.costs(config)
+        costs, _ = own
     elif given.is_dir():
         profile = profile_run(given)
         costs, prompt_tokens, lengths = profile.costs, profile.prompt_tokens, lengths or given
     else:
         costs = read_costs(given)
     if lengths is None and own is not None:
-        return costs, own.responses(config)
+        return costs, own[1]
     most = config.generation.max_response_tokens
     if lengths is None:
         words = f"all of generation.max_response_tokens, {most}: give --lengths for others"
@@ -60,13 +60,13 @@ def costs_and_responses(config: RunConfig, given: Path | None, lengths: Path | N
     return costs, Responses(length, prompt_tokens=prompt_tokens, words=f"as in {lengths}")
 
 
-def _own_module(config: RunConfig) -> Any:
+def _of_own_engine(config: RunConfig) -> tuple[Costs, Responses] | None:
     engine = config.generation.engine
     if not is_import_path(engine):
         return None
     import_own("generation.engine", engine)
-    name = getattr(import_module(engine.partition(":")[0]), "SIMULATED", None)
-    return None if name is None else import_module(name)
+    path = getattr(sys.modules[engine.partition(":")[0]], "SIMULATED", None)
+    return None if path is None else import_own("SIMULATED", path)(config)
 
 
 def _file_lengths(path: Path) -> Callable[[random.Random], int]:

@@ -706,7 +706,10 @@ SAME = 1e-5
 adding in float32."""
 
 
-@pytest.fixture(params=TRAINED_IN_SHARES, ids=lambda subject: subject.name)
+@pytest.fixture(
+    params=[pytest.param(kind, marks=pytest.mark.long) if kind in ZERO[1:] else kind for kind in TRAINED_IN_SHARES],
+    ids=lambda subject: subject.name,
+)
 def ranked(request: pytest.FixtureRequest) -> Iterator[Subject]:
     yield request.param
     forget_followers()
