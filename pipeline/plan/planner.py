@@ -101,7 +101,7 @@ class Candidate:
 
     def memory(self, roles: Roles) -> list[dict[str, Any]]:
         """Return the GB that each role takes of each device of its group, by group and kind."""
-        held = {"learner": self.learner.num_bytes, "reference": roles.scorer_bytes()}
+        held: dict[str, float] = {"learner": self.learner.num_bytes, "reference": roles.scorer_bytes()}
         if self.critic is not None:
             held["value"] = self.critic.num_bytes
         engines = {each.device: each for each in self.engines}
