@@ -46,10 +46,6 @@ _FIRST_S = 30.0
 _COST = 10.0
 """Least time between two checkpoints that are due by time, as a multiple of the last one's
 duration."""
-_IDLE_S = 5.0
-_IDLE_COST = 10.0
-"""An idle learner writes a checkpoint after this many durations of the last one, and at least
-_IDLE_S."""
 
 
 class CheckpointTimes:
@@ -78,10 +74,6 @@ class CheckpointTimes:
         if not self.has_checkpoint and not is_writing:
             return since_s >= min(_FIRST_S, settings.every_s)
         return since_s >= max(settings.every_s, _COST * last_s)
-
-
-def is_idle_due(idle_s: float, *, last_s: float) -> bool:
-    return idle_s >= max(_IDLE_S, _IDLE_COST * last_s)
 
 
 class CheckpointWriter:

@@ -99,3 +99,15 @@ class Forecast:
         missing, come, waited_s = num_needed - num_ready, num_ready - begin, now_s - begin_s
         pause_s = 0.5 * missing * waited_s / come if come and missing > 0 else 0.1 * waited_s
         return min(max(pause_s, self._least_s), self._most_s)
+
+
+_IDLE_S: Final = 5.0
+_IDLE_COST: Final = 10.0
+"""An idle learner writes a checkpoint after this many durations of the last one, and at least
+_IDLE_S."""
+
+
+def is_idle_due(idle_s: float, *, last_s: float) -> bool:
+    """Whether a learner that waits takes a checkpoint early, to free the memory of what it has trained. The last one took
+    ``last_s``."""
+    return idle_s >= max(_IDLE_S, _IDLE_COST * last_s)

@@ -34,7 +34,7 @@ from pipeline.config.ledger_spec import ledger_spec
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.files.records import RecordFile
-from pipeline.ledger.pacing import Forecast
+from pipeline.ledger.pacing import Forecast, is_idle_due
 from pipeline.ledger.types import Claim, ClaimRefused, ClaimWait, Restart
 from pipeline.ledger.version_history import VersionHistory
 from pipeline.observability.estimates import BestEvaluation
@@ -48,7 +48,7 @@ from pipeline.training.checkpoints import CheckpointFolder
 from pipeline.training.update_log.records import Origin
 from protocol.errors import LedgerError
 from protocol.ids import Role
-from workers.checkpoint_writer import CheckpointTimes, CheckpointWriter, is_idle_due
+from workers.checkpoint_writer import CheckpointTimes, CheckpointWriter
 from workers.engines.training.seam import TrainingBackend
 from workers.learner.claim_loop import ClaimLoop, CriticWatch, NotYet, PeriodicTask, wait_words
 from workers.learner.claims import BadData, ClaimedChunks

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pipeline.ledger.pacing import Forecast
+from pipeline.ledger.pacing import Forecast, is_idle_due
 from pipeline.ledger.rules import UnitName
 from pipeline.ledger.types import ClaimWait
 from pipeline.plan.costs import Costs
@@ -74,6 +74,8 @@ class Learner:
                 if units is ClaimWait.STARVED:
                     self.is_starved = True
                     return
+                if self._unsettled and is_idle_due(self._clock.now - began_s, last_s=0.0):
+                    self._settle()
                 if self._ledger.num_changes != state:
                     state, since_s = self._ledger.num_changes, self._clock.now
                 elif self._clock.now - since_s > _STANDSTILL_S:
@@ -113,10 +115,16 @@ class Learner:
         self._unsettled += units
         self.updates.append(Update(self._clock.now, wait_s, compute_s, num_tokens, num_sequences, dict(ages)))
         if self._version % config.checkpoint.every_updates == 0:
-            for unit in self._unsettled:
-                self._ledger.end_unit(unit, None)
-            self._unsettled.clear()
+            self._settle()
         self._on_update()
+
+    def _settle(self) -> None:
+        """Take a checkpoint: what it holds leaves the ledger."""
+        for unit in self._unsettled:
+            self._ledger.end_unit(unit, None)
+        if self._unsettled:
+            self._unsettled.clear()
+            self._ledger.on_credit()
 
     def _publish(self) -> None:
         """Announce the version once it has travelled; only then does it count for admission."""

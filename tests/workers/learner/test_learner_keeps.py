@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pipeline.config.runtime import CheckpointSection
-from workers.checkpoint_writer import CheckpointTimes, is_idle_due
+from pipeline.ledger.pacing import is_idle_due
+from workers.checkpoint_writer import CheckpointTimes
 
 SETTINGS = CheckpointSection(every_updates=10, every_s=300.0)
 

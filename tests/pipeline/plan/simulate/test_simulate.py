@@ -201,6 +201,19 @@ def test_staleness_never_exceeds_its_bound_and_the_buffer_never_its_cap(
     assert all(update.num_sequences == trained for update in found.updates if algorithm != "tppo")
 
 
+def test_a_ledger_that_is_full_of_trained_units_is_freed_by_an_early_checkpoint_as_in_a_run():
+    settings: dict[str, Any] = {
+        "algorithm.groups_per_update": 256,
+        "algorithm.group_size": 16,
+        "checkpoint.every_updates": 100,
+        "ledger.max_memory_mb": 32,
+        "generation.num_slots": 512,
+    }
+    found = predict(run_config(**settings), constant(400), updates=6)
+    assert found.num_updates == 6
+    assert max(update.wait_s for update in found.updates) > 5.0 + 400 * STEP_S
+
+
 def test_versions_are_counted_by_the_step_at_which_they_came():
     versions = Versions()
     versions.swap(10, 1)
