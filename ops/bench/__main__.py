@@ -8,7 +8,6 @@ import sys
 
 NAMES = {
     "against_trl": "Time to accuracy of a whole run, beside TRL's trainer.",
-    "ablation": "The papers' tables in small: trained variants, compared.",
     "demos": "The demos against their bar, seed by seed.",
     "engine": "The local engine against transformers and vLLM.",
     "gpu": "Engines and learner on this machine's card, beside vLLM and TRL.",
@@ -16,7 +15,6 @@ NAMES = {
     "latency": "Slow tools: how busy generators stay, with and without a barrier.",
     "learner": "The packed step against a padded one, and TRL's.",
     "ledger": "Chunks through ledger and wire, against ZeroMQ, Redis, Ray.",
-    "one_process": "A demo's learning in one synchronous process.",
     "overlap": "Barrier, one step off, asynchronous: the same draws.",
     "plan": "Predicted updates beside those that others have published.",
     "pipeline": "Found orders of pipeline work on processes that sleep.",

@@ -123,7 +123,6 @@ TITLES: Final[Mapping[str, str]] = {
 """A page's title in the list, if its own heading would not do."""
 
 LEFT_OUT: Final[Mapping[str, str]] = {
-    "ops/bench/ablation/policy/README.md": "a model's card, beside the model",
     "ops/demo/guided_model/README.md": "a model's card, beside the model",
     "ops/demo/tiny_model/README.md": "a model's card, beside the model",
     "ops/demo/tools_model/README.md": "a model's card, beside the model",

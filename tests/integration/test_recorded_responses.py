@@ -3,23 +3,34 @@ dies on the way. No response is trained on twice or lost. With guidance it learn
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from ops.bench.one_process import OneProcess
 from ops.demo import guided_responses
 from ops.demo.task import Split, draw, write_response
 from pipeline.config.load import read_resolved
+from pipeline.config.schema import RunConfig
+from pipeline.data.source import PromptSource
+from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 from pipeline.training.update_log.folder import read_log
+from protocol.ids import ChunkId, TrajectoryId
+from protocol.trajectory import Field, RewardScore, Segment, TrajectoryChunk
 from tests.integration.fleet import ROOT, RunningFleet, fleet, kill
+from workers.engines.build import build_training_backend
+from workers.learner.policy_update import PolicyUpdate
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -66,6 +77,41 @@ def has_updates(run: RunningFleet, num: int) -> None:
     run.wait_until(lambda: run.num_updates() >= num, f"update {num}", timeout_s=150.0)
 
 
+def read_units(config: RunConfig) -> Iterator[ClaimedUnit]:
+    """Yield the responses of the file in the run's order, as a learner would claim them."""
+    source = PromptSource(config, load_text_tokenizer(config.model.path))
+    assert source.responses is not None
+    for position in range(NUM_RESPONSES * EPOCHS):
+        prompt = source.at(position)
+        found = source.responses.at(prompt.prompt_id)
+        chunk = TrajectoryChunk(
+            id=ChunkId(TrajectoryId("t", position, 0), 0),
+            prompt=prompt,
+            context_tokens=np.empty(0, np.int32),
+            tokens=found.tokens,
+            behavior_logprobs=np.zeros(found.tokens.size, np.float32),
+            segments=(Segment(0, found.tokens.size),),
+            finish_reason=found.finish_reason,
+        )
+        verdict = float(prompt.extra["verdict"])
+        scored = ScoredChunk(chunk, {Field.REWARD: RewardScore(reward=verdict, accuracy=verdict)})
+        yield ClaimedUnit(str(position), ((scored,),))
+
+
+async def at_once(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def learned_alone(config: RunConfig) -> dict[str, torch.Tensor]:
+    """Return the weights that the same updates give without fleet, ledger or wire."""
+    backend = build_training_backend(config)
+    update, units = PolicyUpdate(config, backend), read_units(config)
+    for version in range(NUM_UPDATES):
+        prepared = update.prepare([next(units) for _ in range(PER_UPDATE)])
+        asyncio.run(update.step(prepared.samples, policy_version=version, compute=at_once))
+    return dict(backend.tensors())
+
+
 def test_a_fleet_with_deaths_learns_from_a_file_as_one_process_does_bit_for_bit(tmp_path: Path) -> None:
     file = write_responses(tmp_path / "responses.jsonl")
     with fleet(tmp_path, *settings(file)) as run:
@@ -85,15 +131,12 @@ def test_a_fleet_with_deaths_learns_from_a_file_as_one_process_does_bit_for_bit(
     units = [unit for s in read_log(run.run_dir / "updates") for u in s.updates if u.outcome for unit in u.batch.units]
     assert set(Counter(units)) == {f"t.{n}.0" for n in range(NUM_RESPONSES * EPOCHS)}
     config = read_resolved(run.run_dir)
-    alone = OneProcess(config)
-    for _ in range(NUM_UPDATES):
-        alone.update()
+    own = learned_alone(config)
     last = max((run.run_dir / "checkpoints").glob("*.version-*"))
     learned = load_file(last / "model" / "model.safetensors")
     start = load_file(config.model.path / "model.safetensors")
     name = "model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(learned[name], start[name]), "it has learned something"
-    own = dict(alone.tensors())
     assert learned.keys() <= own.keys()
     assert all(torch.equal(tensor, own[name]) for name, tensor in learned.items())
 
