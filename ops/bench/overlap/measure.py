@@ -149,8 +149,9 @@ def draws(config: RunConfig) -> list[int]:
     ]
 
 
-def prepare_model(folder: Path, source: Path = Path("ops/demo/tiny_model")) -> Path:
-    """Copy a demo's model folder, with room for long responses."""
+def prepare_model(folder: Path) -> None:
+    """Copy the demo's model folder, with room for long responses."""
+    source = Path("ops/demo/tiny_model")
     folder.mkdir(parents=True, exist_ok=True)
     for path in source.iterdir():
         if path.suffix in (".json", ".jinja") and path.name != "config.json":
@@ -159,7 +160,6 @@ def prepare_model(folder: Path, source: Path = Path("ops/demo/tiny_model")) -> P
     config["max_position_embeddings"] = _POSITIONS
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     shutil.copy(source / "model.safetensors", folder / "model.safetensors")
-    return folder.resolve()
 
 
 def prepare_data(folder: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ops.bench.ledger import path
-from ops.bench.ledger.__main__ import DEEP, PATH, PATH_KL, SET_GET, STREAM, ZMQ, judge, judge_by_cpu, main
+from ops.bench.ledger.__main__ import PATH, PATH_KL, SET_GET, STREAM, ZMQ, judge, judge_by_cpu, main
 from ops.bench.ledger.race import Gate, Part, race
 from protocol.errors import DataError
 
@@ -21,7 +21,7 @@ def test_every_contender_moves_every_chunk(tmp_path: Path) -> None:
     told = json.loads(file.read_text())
     assert {"command", "machine", "versions", "settings"} <= told.keys()
     [result] = told["results"]
-    assert {PATH, PATH_KL, ZMQ, SET_GET, DEEP, STREAM} <= result["seconds"].keys()
+    assert {PATH, PATH_KL, ZMQ, SET_GET, STREAM} <= result["seconds"].keys()
     assert all(len(taken) == 1 and taken[0] > 0 for taken in result["seconds"].values())
     assert result["chunk_bytes"] > 8 * 256, "tokens and log-probs of four bytes each"
 
