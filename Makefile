@@ -302,8 +302,7 @@ bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and s
 	$(BIN)/python -m ops.bench.overlap --json bench-results/overlap.json
 	-$(BIN)/python -m ops.bench.watch --sizes 8,32 --windows 26 --json bench-results/watch.json
 	-$(BIN)/python -m ops.bench.trace --sizes 14 --seeds 2 --json bench-results/trace.json
-	$(BIN)/python -m ops.bench.weights times --json bench-results/weights.json
-	-$(BIN)/python -m ops.bench.weights hosts --mb 128 --json bench-results/weights-hosts.json
+	$(BIN)/python -m ops.bench.weights --json bench-results/weights.json
 
 soak: $(VENV)/.dev ## both ledgers through one story of a million chunks with crashes, compared (CHUNKS=1000000, SEED=0; takes a while)
 	SOAK_CHUNKS=$(or $(CHUNKS),1000000) SOAK_SEED=$(SEED) SOAK_UNITS_PER_UPDATE=512 $(BIN)/python -m pytest -q tests/pipeline/ledger/test_ledger_story.py

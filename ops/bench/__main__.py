@@ -19,7 +19,7 @@ NAMES = {
     "recover": "Repairs of killed and frozen workers, on real processes.",
     "trace": "Causes of stalls, on emulated fleets with faults.",
     "watch": "The faulty worker in synthetic fleets.",
-    "weights": "A version from publish to served, and to other hosts beside bare sockets.",
+    "weights": "A version from publish to served.",
 }
 
 

@@ -87,18 +87,6 @@ def _version(library: str) -> str:
         return "not installed"
 
 
-def interleaved_medians(
-    contenders: Mapping[str, Callable[[], object]],
-    *,
-    rounds: int,
-    warmup: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, float]:
-    """Call every contender once a round; return the median seconds of each. ``warmup`` rounds do not count."""
-    seconds = interleaved(contenders, rounds=rounds, warmup=warmup, clock=clock)
-    return {name: median(values) for name, values in seconds.items()}
-
-
 def interleaved(
     contenders: Mapping[str, Callable[[], object]],
     *,

@@ -4,5 +4,4 @@ pause.
 - ``actor``: the runtime around a worker, for both sides
 - ``generator``: a generator's process: the local engine decodes, and takes versions by the generator's own code;
   models of a given size
-- ``learner``: the other side: the learner's own publisher, a real registry, and the clock
-- ``hosts``: versions to other hosts over links of a given rate, beside bare sockets with CURVE"""
+- ``learner``: the other side: the learner's own publisher, a real registry, and the clock"""

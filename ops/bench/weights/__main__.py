@@ -1,7 +1,6 @@
 """Weight updates measured on this machine.
 
-python -m ops.bench.weights --json bench-results/weights.json
-python -m ops.bench.weights hosts --json bench-results/weights-hosts.json"""
+python -m ops.bench.weights --json bench-results/weights.json"""
 
 from __future__ import annotations
 
@@ -16,23 +15,19 @@ from statistics import median
 
 import torch
 
-from ops.bench.table import provenance, ratios, show, write_json
-from ops.bench.weights import hosts
+from ops.bench.table import provenance, show, write_json
 from ops.bench.weights.learner import TRANSFER_MODES, Turn, measure
 from ops.ending import exit_code
 
 SHARE_BAR = 0.5
 """Least share of memcpy's bandwidth, from publish to served on one host."""
-HOSTS_BAR = 0.8
-"""Least share of the rate of bare sockets, to other hosts."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m ops.bench.weights",
-        description="`times`: publish to served, and the pause, against memcpy. `hosts`: to other hosts, against bare sockets.",
+        description="From publish to served, and the pause, against memcpy.",
     )
-    parser.add_argument("what", nargs="?", choices=("times", "hosts"), default="times")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of a size and a way (default: %(default)s)")
     parser.add_argument(
         "--mb",
@@ -42,25 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--only", metavar="TEXT", help="measure only ways with this text in their name (file, wire, delta, adapter)"
     )
-    parser.add_argument(
-        "--hosts", default="1,8", help="hosts: comma-separated numbers of receivers (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--mbit",
-        default="1000,0",
-        help="hosts: comma-separated rates of the links; 0 is unlimited (default: %(default)s)",
-    )
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args(arguments)
-    options.told = provenance("weights", arguments)
     torch.set_num_threads(1)
-    if options.what == "hosts":
-        _hosts(options)
-    else:
-        _times(options)
-
-
-def _times(options: argparse.Namespace) -> None:
     results: dict[str, object] = {}
     every: list[tuple[str, int, list[Turn]]] = []
     for megabytes in map(int, options.mb.split(",")):
@@ -109,7 +88,7 @@ def _times(options: argparse.Namespace) -> None:
     )
     print(f"Bars, on one host: memcpy/moving at least {SHARE_BAR}; the gap at most a decode step and a memcpy.")
     if options.json:
-        write_json(options.json, options.told | {"results": results})
+        write_json(options.json, provenance("weights", arguments) | {"results": results})
 
 
 def _spread(turns: Sequence[Turn], of: Callable[[Turn], float]) -> str:
@@ -117,49 +96,6 @@ def _spread(turns: Sequence[Turn], of: Callable[[Turn], float]) -> str:
     values = sorted(1e3 * of(turn) for turn in turns)
     low, high = values[len(values) // 4], values[(3 * len(values)) // 4]
     return f"{median(values):,.1f} ({low:,.1f}-{high:,.1f})"
-
-
-def _hosts(options: argparse.Namespace) -> None:
-    results: dict[str, object] = {}
-    rows: list[tuple[object, ...]] = []
-    for megabytes in map(int, options.mb.split(",")):
-        for num_hosts in map(int, options.hosts.split(",")):
-            for mbit in map(int, options.mbit.split(",")):
-                rounds = hosts.measure(
-                    num_bytes=megabytes << 20, num_hosts=num_hosts, rate_mbit=mbit, rounds=options.rounds
-                )
-                results[f"{megabytes} MB, {num_hosts} hosts, {mbit} Mbit/s"] = [asdict(one) for one in rounds]
-                moved = megabytes * 1.048576
-                rows.append(
-                    (
-                        megabytes,
-                        num_hosts,
-                        mbit or "unlimited",
-                        moved / median(one.bare_s for one in rounds),
-                        moved / median(one.version_s for one in rounds),
-                        str(ratios([one.version_s for one in rounds], [one.bare_s for one in rounds])),
-                        1e3 * median(one.bare_cpu_s for one in rounds) / moved / num_hosts,
-                        1e3 * median(one.version_cpu_s for one in rounds) / moved / num_hosts,
-                        str(ratios([one.version_cpu_s for one in rounds], [one.bare_cpu_s for one in rounds])),
-                    )
-                )
-    show(
-        f"A version to the last of a chain of hosts, and as many bytes over bare sockets, both with CURVE (bar: {HOSTS_BAR:g})",
-        (
-            "MB",
-            "hosts",
-            "Mbit/s",
-            "bare MB/s",
-            "version MB/s",
-            "share",
-            "bare CPU ms/MB",
-            "version CPU ms/MB",
-            "CPU share",
-        ),
-        rows,
-    )
-    if options.json:
-        write_json(options.json, options.told | {"results": results})
 
 
 if __name__ == "__main__":
