@@ -23,11 +23,10 @@ RESULTS = ROOT / "ops" / "results"
 MAX_SURVIVORS = 3
 _HEAD = """# Learning mutants
 
-Each mutant is one small change that makes a run learn wrongly. It is made in a copy of the tree.
-The tests that should notice are run there, fleets never. `ops/checks/mutants/catalogue.toml` has the
-changes and what each breaks; `make mutants` runs them and writes this page and
-`ops/results/mutants.json`, which names the test that noticed each. A survivor is a change that these
-tests do not notice. An equivalent computes the same as the original, and has a reason.
+Each mutant is one small change that makes a run learn wrongly, made in a copy of the tree, where the tests
+that should notice are run, fleets never. `ops/checks/mutants/catalogue.toml` has the changes and what each
+breaks; `make mutants` runs them and writes this page and `ops/results/mutants.json`, which names the test
+that noticed each. An equivalent computes the same as the original, and has a reason.
 """
 
 
@@ -132,20 +131,15 @@ def write_page(mutants: Sequence[Mutant], outcomes: Mapping[str, Outcome]) -> st
     left = survivors(mutants, outcomes)
     seconds = sum(outcomes[mutant.name].seconds for mutant in mutants)
     tried = Counter(outcomes[mutant.name].commit for mutant in mutants)
+    areas = Counter(mutant.area for mutant in mutants)
     last = ", ".join(f"{number} at {commit}" for commit, number in tried.items())
     counts = f"{killed} killed, {len(left)} survived, {equivalent} equivalent; {seconds / 60:.0f} minutes"
     lines = [
         _HEAD,
         f"{len(mutants)} mutants, tried {last}: {counts} of tests.",
         "",
-        "| part | mutants | killed | survived | equivalent |",
-        "|---|---|---|---|---|",
+        f"By part: {', '.join(f'{area} {number}' for area, number in areas.items())}.",
     ]
-    for area in dict.fromkeys(mutant.area for mutant in mutants):
-        here = [mutant for mutant in mutants if mutant.area == area]
-        num_killed = sum(outcomes[m.name].result is Result.KILLED for m in here)
-        num_left, num_equivalent = sum(m in left for m in here), sum(bool(m.equivalent) for m in here)
-        lines.append(f"| {area} | {len(here)} | {num_killed} | {num_left} | {num_equivalent} |")
     for title, chosen in (("Survivors", left), ("Equivalent", [m for m in mutants if m.equivalent])):
         if chosen:
             lines += ["", f"## {title}", "", "| mutant | change | why |", "|---|---|---|"]
