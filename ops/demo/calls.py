@@ -7,13 +7,12 @@ Each conversation begins with two examples. A turn is right if it is one call of
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ops.demo import products
-from ops.demo.task import Split
+from ops.demo.task import Split, write_lines
 from pipeline.environments.contract import ChatMessage, Step
 from pipeline.environments.conversation import call_id
 from pipeline.environments.tool_environment import ToolEnvironment
@@ -50,11 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m ops.demo.calls", description="Write the prompt files of the demo.")
     parser.add_argument("--out", type=Path, default=Path("runs/calls-data"), help="folder (default: %(default)s)")
     options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
     for split in Split:
         path = options.out / f"{split}.jsonl"
-        rows = [json.dumps({"question": question}) for question in products.questions(split, seed=0)]
-        path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+        rows = [{"question": question} for question in products.questions(split, seed=0)]
+        write_lines(path, rows)
         print(f"{path}: {len(rows)} questions")
 
 

@@ -7,11 +7,11 @@ Guesses at random find it in a third of games, halving what is left in all of th
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ops.demo.task import write_lines
 from pipeline.environments.contract import Step
 
 GUESSES: Final = 4
@@ -47,9 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/digits-data"), help="folder (default: %(default)s)")
     options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "games.jsonl"
-    path.write_text("".join(json.dumps({"hidden": digit}) + "\n" for digit in range(10)), encoding="utf-8")
+    write_lines(path, ({"hidden": digit} for digit in range(10)))
     print(f"{path}: 10 games")
 
 

@@ -9,8 +9,7 @@ samples one response to each question at temperature 1; three in four are wrong.
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from transformers import Qwen3ForCausalLM
 from ops.demo.guided import MODEL, Fault, first_fault_of, problems
 from ops.demo.make_guided_model import SYMBOLS
 from ops.demo.make_tiny_model import EOS, build_tokenizer, respond
-from ops.demo.task import Problem, Split
+from ops.demo.task import Problem, Split, write_lines
 from pipeline.rewards.arithmetic import verify
 from pipeline.rewards.verifier import Response, Verdict
 
@@ -77,12 +76,6 @@ def judged(problem: Problem, text: str) -> GuidedSample:
     return GuidedSample(problem, body, body == text, is_right, "" if fault is None else fault.judgment)
 
 
-def _write(path: Path, lines: Iterable[dict[str, object]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m ops.demo.guided_responses",
@@ -97,11 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     samples = draw_samples(options.responses, options.seed)
     path = options.out / "responses.jsonl"
-    _write(path, (sample.line for sample in samples))
+    write_lines(path, (sample.line for sample in samples))
     print(f"{path}: {len(samples)} responses, {sum(sample.is_right for sample in samples)} of them correct")
     path = options.out / "heldout.jsonl"
     asked = problems(Split.HELD_OUT, options.heldout, options.seed)
-    _write(path, ({"prompt": one.prompt, "answer": one.answer, "verifier": "arithmetic"} for one in asked))
+    write_lines(path, ({"prompt": one.prompt, "answer": one.answer, "verifier": "arithmetic"} for one in asked))
     print(f"{path}: {options.heldout} prompts")
 
 

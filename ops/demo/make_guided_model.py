@@ -12,10 +12,8 @@ nowhere before."""
 
 from __future__ import annotations
 
-import argparse
 import random
 import string
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,14 +35,13 @@ from ops.demo.make_tiny_model import (
     BOS,
     EOS,
     PAD,
-    Recipe,
-    batches,
+    asked_of,
     build_model,
     build_tokenizer,
     is_right,
     respond,
     save,
-    train,
+    teach,
 )
 from ops.demo.task import Problem, Split, draw, write_response
 
@@ -168,36 +165,16 @@ On {num_prompts} held-out chains of {num_terms} terms:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m ops.demo.make_guided_model",
-        description="Teach the start model of learning from guidance; a few minutes on one free core.",
-        epilog="example: python -m ops.demo.make_guided_model --out ops/demo/guided_model --seed 0",
-    )
-    parser.add_argument("--out", type=Path, default=Path("ops/demo/guided_model"), help="folder (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=2500, help="optimiser steps (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    recipe = Recipe(seed=options.seed, num_steps=options.steps)
-    torch.set_num_threads(1)
-    started = time.monotonic()
+    about = "Teach the start model of learning from guidance; a few minutes on one free core."
+    out, recipe = asked_of("guided_model", about, arguments, num_steps=2500)
     tokenizer, model = build_tokenizer(SYMBOLS), build_model(recipe.seed, len(SYMBOLS))
     _take_over(model, AutoModelForCausalLM.from_pretrained(_SKILLED))
-    rng = random.Random(recipe.seed)
-    train(model, batches(rng, demonstrations(rng, tokenizer), recipe.batch_tokens), recipe)
-    minutes = (time.monotonic() - started) / 60
+    facts = teach(model, tokenizer, demonstrations, recipe)
     measured = measure(model, tokenizer)
-    card = CARD.format(
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        minutes=minutes,
-        seed=recipe.seed,
-        num_steps=recipe.num_steps,
-        batch_tokens=recipe.batch_tokens,
-        wrong=SMALLER_FROM_LARGER,
-        num_terms=NUM_TERMS,
-        **asdict(measured),
+    save(
+        out, model, tokenizer, CARD.format(wrong=SMALLER_FROM_LARGER, num_terms=NUM_TERMS, **facts, **asdict(measured))
     )
-    save(options.out, model, tokenizer, card)
-    print(f"{options.out}: greedy {measured.greedy:.1%}, followed {measured.followed:.1%}")
+    print(f"{out}: greedy {measured.greedy:.1%}, followed {measured.followed:.1%}")
 
 
 if __name__ == "__main__":

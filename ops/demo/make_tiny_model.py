@@ -22,9 +22,10 @@ import math
 import random
 import string
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -45,6 +46,9 @@ SHORTEST = 3
 """Terms of the shortest demonstration: one fewer than the task's, because short chains teach the rules soonest."""
 EVEN_SHARE = 0.1
 """Share of demonstrations whose length is drawn uniformly, so that the last letters occur often enough."""
+
+Demonstrations = Callable[[random.Random, PreTrainedTokenizerFast], Iterator[tuple[list[int], list[int]]]]
+"""Prompts and responses as token ids, endlessly."""
 
 _POOL = 1024
 _IGNORED = -100
@@ -76,23 +80,27 @@ class Measured:
     """Of the sampled responses, including the end-of-sequence token."""
 
 
-def build_tokenizer(symbols: Sequence[str] = SYMBOLS, max_positions: int = MAX_POSITIONS) -> PreTrainedTokenizerFast:
+def build_tokenizer(symbols: Sequence[str] = SYMBOLS) -> PreTrainedTokenizerFast:
     """Build the tokenizer: one token a character. Nothing is added, and unknown characters become padding."""
+    return tokenizer_of(symbols, ".", bos_token=BOS, eos_token=EOS)
+
+
+def tokenizer_of(symbols: Sequence[str], pattern: str, **special: Any) -> PreTrainedTokenizerFast:
+    """Return a tokenizer whose tokens are the matches of ``pattern``; the first symbol is padding, and all others."""
     backend = Tokenizer(models.WordLevel(vocab={symbol: index for index, symbol in enumerate(symbols)}, unk_token=PAD))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")  # pyright: ignore[reportAttributeAccessIssue]
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")  # pyright: ignore[reportAttributeAccessIssue]
     backend.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=PAD,
-        bos_token=BOS,
-        eos_token=EOS,
         unk_token=PAD,
-        model_max_length=max_positions,
+        model_max_length=MAX_POSITIONS,
         clean_up_tokenization_spaces=False,
+        **special,
     )
 
 
-def build_model(seed: int, vocabulary: int = len(SYMBOLS), max_positions: int = MAX_POSITIONS) -> Qwen3ForCausalLM:
+def build_model(seed: int, vocabulary: int = len(SYMBOLS)) -> Qwen3ForCausalLM:
     """Build the untrained model: Qwen3 architecture, 2 layers, 3 heads of 32, about 193,000 parameters."""
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -103,7 +111,7 @@ def build_model(seed: int, vocabulary: int = len(SYMBOLS), max_positions: int = 
         num_attention_heads=3,
         num_key_value_heads=3,
         head_dim=32,
-        max_position_embeddings=max_positions,
+        max_position_embeddings=MAX_POSITIONS,
         max_window_layers=2,
         initializer_range=0.05,
         tie_word_embeddings=False,
@@ -276,15 +284,45 @@ Greedy decoding mostly fails where a borrow occurs; the right rule is there to b
 """
 
 
+def asked_of(name: str, description: str, arguments: Sequence[str] | None, num_steps: int) -> tuple[Path, Recipe]:
+    """Return what a command line of ``ops.demo.make_NAME`` asks for: the folder, and how to train."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m ops.demo.make_{name}",
+        description=description,
+        epilog=f"example: python -m ops.demo.make_{name} --out ops/demo/{name} --seed 0",
+    )
+    parser.add_argument("--out", type=Path, default=Path(f"ops/demo/{name}"), help="folder (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=num_steps, help="optimiser steps (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    return options.out, Recipe(seed=options.seed, num_steps=options.steps)
+
+
+def teach(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, shown: Demonstrations, recipe: Recipe
+) -> dict[str, Any]:
+    """Train on demonstrations; return the training's figures for the card."""
+    started, rng = time.monotonic(), random.Random(recipe.seed)
+    train(model, batches(rng, shown(rng, tokenizer), recipe.batch_tokens), recipe)
+    return {
+        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "minutes": (time.monotonic() - started) / 60,
+        "seed": recipe.seed,
+        "num_steps": recipe.num_steps,
+        "batch_tokens": recipe.batch_tokens,
+    }
+
+
 def save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, card: str) -> None:
     """Write the model folder, with the card as its README."""
     model.generation_config = GenerationConfig(
         do_sample=True,
         temperature=1.0,
         top_k=0,
-        pad_token_id=SYMBOLS.index(PAD),
-        bos_token_id=SYMBOLS.index(BOS),
-        eos_token_id=SYMBOLS.index(EOS),
+        pad_token_id=model.config.pad_token_id,
+        bos_token_id=model.config.bos_token_id,
+        eos_token_id=model.config.eos_token_id,
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -292,35 +330,18 @@ def save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFa
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m ops.demo.make_tiny_model",
-        description="Train the demo's start model from nothing; about three minutes on one free core.",
-        epilog="example: python -m ops.demo.make_tiny_model --out ops/demo/tiny_model --seed 0",
-    )
-    parser.add_argument("--out", type=Path, default=Path("ops/demo/tiny_model"), help="folder (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=3000, help="optimiser steps (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    recipe = Recipe(seed=options.seed, num_steps=options.steps)
-    torch.set_num_threads(1)
-    started = time.monotonic()
+    about = "Train the demo's start model from nothing; about three minutes on one free core."
+    out, recipe = asked_of("tiny_model", about, arguments, num_steps=3000)
     tokenizer, model = build_tokenizer(), build_model(recipe.seed)
-    rng = random.Random(recipe.seed)
-    train(model, batches(rng, demonstrations(rng, tokenizer), recipe.batch_tokens), recipe)
-    minutes = (time.monotonic() - started) / 60
+    facts = teach(model, tokenizer, demonstrations, recipe)
     measured = measure(model, tokenizer)
-    card = CARD.format(
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        minutes=minutes,
-        seed=recipe.seed,
-        num_steps=recipe.num_steps,
-        batch_tokens=recipe.batch_tokens,
-        wrong=SMALLER_FROM_LARGER,
-        vocabulary=len(SYMBOLS),
-        **asdict(measured),
+    save(
+        out,
+        model,
+        tokenizer,
+        CARD.format(wrong=SMALLER_FROM_LARGER, vocabulary=len(SYMBOLS), **facts, **asdict(measured)),
     )
-    save(options.out, model, tokenizer, card)
-    print(f"{options.out}: greedy {measured.greedy_accuracy:.1%}, sampled {measured.sampled_accuracy:.1%}")
+    print(f"{out}: greedy {measured.greedy_accuracy:.1%}, sampled {measured.sampled_accuracy:.1%}")
 
 
 if __name__ == "__main__":

@@ -10,28 +10,22 @@ mostly says digits at random, whatever it was told."""
 
 from __future__ import annotations
 
-import argparse
 import random
-import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from ops.demo import digits
-from ops.demo.make_tiny_model import Recipe, batches, build_model, train
+from ops.demo.make_tiny_model import PAD, asked_of, build_model, save, teach, tokenizer_of
 from ops.demo.products import answer_to
 from ops.demo.task import Split, split_of
 
-PAD, START, END = "<pad>", "<|im_start|>", "<|im_end|>"
+START, END = "<|im_start|>", "<|im_end|>"
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "'
 CLOSE = '"}}\n</tool_call>'
 ROLES = ("user\n", "assistant\n", "tool\n")
 TOOL = "calculator"
 SYMBOLS = (PAD, START, END, CALL, CLOSE, *ROLES, TOOL, "\n", *"0123456789*=<>?")
-MAX_POSITIONS = 256
 CALLS = 0.35
 """Share of demonstrations that call the tool; below one half, so that greedy decoding guesses."""
 SPOILT = 0.1
@@ -60,20 +54,9 @@ _TEMPLATE = (
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Build the tokenizer: one token a digit, and one for each fixed part of a call. What it has no token for
     becomes padding."""
-    backend = Tokenizer(models.WordLevel(vocab={symbol: index for index, symbol in enumerate(SYMBOLS)}, unk_token=PAD))
     parts = "|".join("".join(f"\\{c}" if not c.isalnum() and c != "\n" else c for c in text) for text in SYMBOLS[3:9])
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(f"{parts}|[\\s\\S]"), behavior="isolated")  # pyright: ignore[reportAttributeAccessIssue]
-    backend.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token=PAD,
-        unk_token=PAD,
-        eos_token=END,
-        additional_special_tokens=[START, END],
-        model_max_length=MAX_POSITIONS,
-        clean_up_tokenization_spaces=False,
-        chat_template=_TEMPLATE,
-    )
+    special = {"additional_special_tokens": [START, END], "chat_template": _TEMPLATE}
+    return tokenizer_of(SYMBOLS, f"{parts}|[\\s\\S]", eos_token=END, **special)
 
 
 def guess(question: str, rng: random.Random) -> str:
@@ -138,34 +121,11 @@ Made from nothing, in {minutes:.1f} minutes on one CPU thread, by
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m ops.demo.make_tools_model", description="Train the start model of the demos with turns."
-    )
-    parser.add_argument("--out", type=Path, default=Path("ops/demo/tools_model"), help="folder (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=1500, help="optimiser steps (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    recipe = Recipe(seed=options.seed, num_steps=options.steps)
-    torch.set_num_threads(1)
-    started = time.monotonic()
-    tokenizer = build_tokenizer()
-    model = build_model(recipe.seed, len(SYMBOLS), MAX_POSITIONS)
-    end, pad = SYMBOLS.index(END), SYMBOLS.index(PAD)
-    model.config.eos_token_id, model.config.bos_token_id, model.config.pad_token_id = end, None, pad
-    rng = random.Random(recipe.seed)
-    train(model, batches(rng, demonstrations(rng, tokenizer), recipe.batch_tokens), recipe)
-    model.generation_config = GenerationConfig(
-        do_sample=True, temperature=1.0, top_k=0, pad_token_id=pad, eos_token_id=end
-    )
-    model.save_pretrained(options.out)
-    tokenizer.save_pretrained(options.out)
-    card = CARD.format(
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        calls=CALLS,
-        minutes=(time.monotonic() - started) / 60,
-        seed=recipe.seed,
-    )
-    (options.out / "README.md").write_text(card, encoding="utf-8")
+    out, recipe = asked_of("tools_model", "Train the start model of the demos with turns.", arguments, num_steps=1500)
+    tokenizer, model = build_tokenizer(), build_model(recipe.seed, len(SYMBOLS))
+    model.config.eos_token_id, model.config.bos_token_id = SYMBOLS.index(END), None
+    facts = teach(model, tokenizer, demonstrations, recipe)
+    save(out, model, tokenizer, CARD.format(calls=CALLS, **facts))
 
 
 if __name__ == "__main__":

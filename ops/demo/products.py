@@ -13,12 +13,11 @@ once, or call the tool ``calculator`` and copy what that says:
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ops.demo.task import Split, split_of
+from ops.demo.task import Split, split_of, write_lines
 
 _FIRST, _END = 10, 100
 
@@ -43,7 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--heldout", type=int, default=256, help="held-out questions (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of their order (default: %(default)s)")
     options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
     for split in Split:
         found = list(questions(split, options.seed))
         kept = found[: options.heldout] if split is Split.HELD_OUT else found
@@ -52,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for text in kept
         )
         path = options.out / f"{split}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_lines(path, rows)
         print(f"{path}: {len(kept)} questions")
 
 

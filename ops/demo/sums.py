@@ -17,14 +17,13 @@ numbers are in one split, train or held-out, whatever the seeds and sizes."""
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ops.demo.task import Split, split_of
+from ops.demo.task import Split, split_of, write_lines
 
 SMALLEST: Final = 2
 LARGEST: Final = 30
@@ -88,14 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--heldout", type=int, default=128, help="held-out prompts (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of both files (default: %(default)s)")
     options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
     for split, num_prompts in ((Split.TRAIN, options.train), (Split.HELD_OUT, options.heldout)):
         path = options.out / f"{split}.jsonl"
         try:
             rows = [one.row for one in generate(split, num_prompts, options.seed)]
         except ValueError as error:
             parser.error(str(error))
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_lines(path, rows)
         print(f"{path}: {num_prompts} prompts")
 
 

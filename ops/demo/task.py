@@ -30,7 +30,7 @@ import hashlib
 import json
 import random
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -107,9 +107,9 @@ def write_response(counter: Sequence[int]) -> str:
     return f"{steps}={counter[-1]}"
 
 
-def draw_num_terms(rng: random.Random, min_terms: int, tail_exponent: float = TAIL_EXPONENT) -> int:
+def draw_num_terms(rng: random.Random, min_terms: int) -> int:
     """Draw a chain's length from the Pareto law that begins at ``min_terms``, cut at MAX_TERMS."""
-    return min(MAX_TERMS, int(min_terms * (1.0 - rng.random()) ** (-1.0 / tail_exponent)))
+    return min(MAX_TERMS, int(min_terms * (1.0 - rng.random()) ** (-1.0 / TAIL_EXPONENT)))
 
 
 def draw(rng: random.Random, split: Split, num_terms: int) -> Problem:
@@ -122,23 +122,15 @@ def draw(rng: random.Random, split: Split, num_terms: int) -> Problem:
             return problem
 
 
-def generate(
-    split: Split,
-    num_prompts: int,
-    seed: int,
-    *,
-    tail_exponent: float = TAIL_EXPONENT,
-    min_terms: int = MIN_TERMS,
-) -> Iterator[Problem]:
-    """Yield ``num_prompts`` different problems of one split. A smaller exponent makes long chains, the harder
-    ones, more frequent.
+def generate(split: Split, num_prompts: int, seed: int, *, min_terms: int = MIN_TERMS) -> Iterator[Problem]:
+    """Yield ``num_prompts`` different problems of one split.
 
     Raises:
         ValueError: The split has fewer problems of the short lengths than ``num_prompts`` needs."""
     rng = random.Random(f"{split}:{seed}")
     seen: set[Problem] = set()
     for _ in range(num_prompts):
-        num_terms = draw_num_terms(rng, min_terms, tail_exponent)
+        num_terms = draw_num_terms(rng, min_terms)
         for _ in range(_MAX_REDRAWS):
             problem = draw(rng, split, num_terms)
             if problem not in seen:
@@ -152,27 +144,26 @@ def generate(
         yield problem
 
 
-def write_file(
-    path: Path,
-    split: Split,
-    num_prompts: int,
-    seed: int,
-    *,
-    tail_exponent: float = TAIL_EXPONENT,
-    min_terms: int = MIN_TERMS,
-) -> None:
-    """Write a prompt file: one JSON object a line with prompt, answer, verifier, difficulty and num_borrows."""
+def write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write a file of JSON, one object a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        for problem in generate(split, num_prompts, seed, tail_exponent=tail_exponent, min_terms=min_terms):
-            row = {
-                "prompt": problem.prompt,
-                "answer": problem.answer,
-                "verifier": "arithmetic",
-                "difficulty": problem.num_terms,
-                "num_borrows": problem.num_borrows,
-            }
-            file.write(json.dumps(row) + "\n")
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def write_file(path: Path, split: Split, num_prompts: int, seed: int, *, min_terms: int = MIN_TERMS) -> None:
+    """Write a prompt file: one JSON object a line with prompt, answer, verifier, difficulty and num_borrows."""
+    rows = (
+        {
+            "prompt": problem.prompt,
+            "answer": problem.answer,
+            "verifier": "arithmetic",
+            "difficulty": problem.num_terms,
+            "num_borrows": problem.num_borrows,
+        }
+        for problem in generate(split, num_prompts, seed, min_terms=min_terms)
+    )
+    write_lines(path, rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -186,25 +177,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--heldout", type=int, default=256, help="held-out prompts (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of both files (default: %(default)s)")
     parser.add_argument(
-        "--tail-exponent",
-        type=float,
-        default=TAIL_EXPONENT,
-        help="exponent of the Pareto law of lengths; smaller is heavier and harder (default: %(default)s)",
-    )
-    parser.add_argument(
         "--min-terms", type=int, default=MIN_TERMS, help="shortest chain, where the law begins (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
-    if options.tail_exponent <= 0.0:
-        parser.error(f"--tail-exponent is {options.tail_exponent:g}; expected a number above 0")
     if not 1 <= options.min_terms <= MAX_TERMS:
         parser.error(f"--min-terms is {options.min_terms}; a chain has 1 to {MAX_TERMS} terms")
     for split, num_prompts in ((Split.TRAIN, options.train), (Split.HELD_OUT, options.heldout)):
         path = options.out / f"{split}.jsonl"
         try:
-            write_file(
-                path, split, num_prompts, options.seed, tail_exponent=options.tail_exponent, min_terms=options.min_terms
-            )
+            write_file(path, split, num_prompts, options.seed, min_terms=options.min_terms)
         except ValueError as error:
             parser.error(str(error))
         print(f"{path}: {num_prompts} prompts")
