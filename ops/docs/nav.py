@@ -79,7 +79,6 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 BELOW: Final[Mapping[str, tuple[str, ...]]] = {
     "ops/results/README.md": (
         "ops/results/demos.md",
-        "ops/results/one-process.md",
         "ops/results/vapo-leave-one-out.md",
         "ops/results/dapo-leave-one-out.md",
         "ops/results/tppo-vs-ppo.md",
