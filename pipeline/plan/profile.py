@@ -120,7 +120,7 @@ def profiled(config: RunConfig, updates: Sequence[UpdateRow], fleet: Sequence[Fl
         value=scorers[Role.VALUE],
         environment=scorers[Role.ENVIRONMENT],
         weights=_weights(fleet, updates),
-        busy=_busy(fleet, config.reward.processes),
+        busy=_busy(fleet, updates, config.reward.processes),
         source=name,
     )
     return Profile(
@@ -209,9 +209,12 @@ def _written(fleet: Sequence[FleetRow]) -> int:
 
 
 def _trained_share(fleet: Sequence[FleetRow], updates: Sequence[UpdateRow]) -> float:
-    """Return the share of the tokens that generators wrote meanwhile that was trained."""
-    written = _written(fleet)
-    return min(1.0, sum(row.num_response_tokens for row in updates) / written) if written else 1.0
+    """Return the share of the tokens that generators wrote that was trained, by rates: the intervals of the fleet's
+    history reach beyond the updates."""
+    if not (written := _written(fleet)):
+        return 1.0
+    trained_rate = sum(row.num_response_tokens for row in updates) / sum(row.seconds for row in updates)
+    return min(1.0, trained_rate * sum(row.span_s for row in fleet) / written)
 
 
 def _chunks(fleet: Sequence[FleetRow], response_tokens: float) -> float | None:
@@ -219,12 +222,13 @@ def _chunks(fleet: Sequence[FleetRow], response_tokens: float) -> float | None:
     return max(1.0, pieces * response_tokens / _written(fleet)) if pieces and _written(fleet) else None
 
 
-def _busy(fleet: Sequence[FleetRow], judged_at_once: int) -> float:
-    """Return the mean number of workers that worked at once, while updates were made."""
-    kinds = {**_KINDS, Role.LEARNER: ("update",)}
+def _busy(fleet: Sequence[FleetRow], updates: Sequence[UpdateRow], judged_at_once: int) -> float:
+    """Return the mean number of workers that worked at once, while updates were made. The learner works whenever it does
+    not wait for units, as in its costs."""
     busy_s = _computing_s(fleet) + sum(
         one.seconds / (judged_at_once if role is Role.REWARD else 1)
-        for role, names in kinds.items()
+        for role, names in _KINDS.items()
         for one in _sums(fleet, role, names)
     )
-    return busy_s / (sum(row.span_s for row in fleet) or 1.0)
+    learner = 1.0 - sum(row.wait_s for row in updates) / sum(row.seconds for row in updates)
+    return busy_s / (sum(row.span_s for row in fleet) or 1.0) + learner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from pipeline.config.schema import RunConfig
@@ -110,6 +111,33 @@ def test_the_chunks_of_a_response_are_those_that_the_reference_saw() -> None:
     found = profiled(config(), updates, [*rows, FleetRow(100.0, 5.0, extra)], "a run")
     assert found.chunks == pytest.approx(1.7, rel=0.01)
     assert found.lengths.chunks == found.chunks
+
+
+def test_the_trained_share_is_by_rates_since_intervals_reach_beyond_the_updates() -> None:
+    updates, rows = a_run()
+    tokens, seconds = (sum(getattr(row, name) for row in updates[1:]) for name in ("num_response_tokens", "seconds"))
+    # twice as many tokens a second are written as trained, in intervals of any length
+    for span_s in (5.0, 7.0):
+        rate = 2.0 * tokens / seconds
+        written = [
+            FleetRow(
+                row.at_s,
+                span_s,
+                {**row.roles, "generator": RoleTime(2.0, {}, round(rate * span_s), 0, row.roles["generator"].service)},
+            )
+            for row in rows
+        ]
+        assert profiled(config(), updates, written, "a run").trained_share == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_learner_is_busy_whenever_it_does_not_wait_for_units() -> None:
+    updates, rows = a_run()
+    one, other = (
+        profiled(config(), [msgspec.structs.replace(row, wait_s=wait_s) for row in updates], rows, "a run")
+        for wait_s in (0.0, 3.0)
+    )
+    seconds = sum(row.seconds - row.wait_s for row in updates[1:])
+    assert one.costs.busy - other.costs.busy == pytest.approx(3.0 * 11 / (seconds + 3.0 * 11))
 
 
 def test_predictions_of_a_run_whose_updates_are_all_alike_are_right_for_such_updates() -> None:
