@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pipeline.ledger.sorted_set import SortedSet
-from pipeline.ledger.staleness import ReadyUnit, choose, credit_limit, is_stale, unit_weight
+from pipeline.ledger.staleness import Ages, ReadyUnit, choose, credit_limit, is_stale, unit_weight, urgent
 from pipeline.ledger.types import ClaimWait, DropReason, LedgerSpec, Pause, Refusal, Unit
 from pipeline.ledger.validation import surplus
 from pipeline.ledger.version_history import VersionHistory
@@ -100,8 +100,9 @@ class LedgerRules(ABC, Generic[G, T, C]):
         self.again: SortedSet[int] = SortedSet()
         self.evaluation_open: SortedSet[tuple[int, TrajectoryId]] = SortedSet()
         self.running: SortedSet[UnitName] = SortedSet()
-        self.running_age: dict[UnitName, int] = {}
+        self.running_age: Ages[UnitName] = Ages()
         self.ready: SortedSet[UnitName] = SortedSet()
+        self.ready_age: Ages[UnitName] = Ages()
 
     @abstractmethod
     def new_group(self, prompt: int) -> G:
@@ -268,7 +269,7 @@ class LedgerRules(ABC, Generic[G, T, C]):
         unit.missing += missing
         if oldest is None:
             if self.spec.unit is not Unit.GROUP:
-                self.running_age.pop(name, None)
+                self.running_age.discard(name)
             return
         unit.lower_oldest(oldest)
         if isinstance(unit, GroupUnit):
@@ -328,38 +329,47 @@ class LedgerRules(ABC, Generic[G, T, C]):
     def make_ready(self, name: UnitName) -> None:
         """Make a unit claimable."""
         self.running.discard(name)
-        self.running_age.pop(name, None)
+        self.running_age.discard(name)
+        record = self.record(name)
+        record.state = "ready"
         self.ready.add(name)
-        self.record(name).state = "ready"
+        self.ready_age[name] = record.oldest or 0
 
     # -- claims ----------------------------------------------------------------------------------
 
     def claim(self, policy_version: int) -> list[UnitName] | ClaimWait:
         """Drop too stale ready units, the oldest first; take one update's units, or return why not."""
-        updates = self.version_history.updates(policy_version)
-        ready = [ReadyUnit(name, self.record(name).oldest or 0) for name in self.ready]
-        stale = [unit for unit in ready if is_stale(updates, unit.oldest_version, self.spec.eta)]
-        for unit in sorted(stale, key=lambda unit: (unit.oldest_version, str(unit.name))):
-            self.end_unit(unit.name, DropReason.STALE, updates)
+        updates, eta = self.version_history.updates(policy_version), self.spec.eta
+        ages = self.ready_age
+        if any(is_stale(updates, age, eta) for age in ages.counts):
+            stale = [name for name, age in ages.items() if is_stale(updates, age, eta)]
+            for name in sorted(stale, key=lambda name: (ages[name], str(name))):
+                self.end_unit(name, DropReason.STALE, updates)
         if len(self.ready) < self.num_needed:
             ended = self.closed or self.is_exhausted
             moving = len(self.running) > 0 or (not self.closed and len(self.parked) > 0)
             return ClaimWait.STARVED if ended and not moving else ClaimWait.NOT_ENOUGH
-        chosen = choose(
-            [unit for unit in ready if not is_stale(updates, unit.oldest_version, self.spec.eta)],
-            sorted(self.running_age.values()),
+        first = urgent(
+            ages.counts,
+            self.running_age.counts,
             policy_version=updates,
-            eta=self.spec.eta,
+            eta=eta,
             needed=self.num_needed,
             surplus_units=surplus(self.spec.oversampling, self.spec.units_per_update) // self.weight,
             late=self.spec.late,
         )
-        if chosen is None:
+        if first is None:
             return ClaimWait.LATE_WORK
+        ready = [ReadyUnit(name, ages[name]) for name in self.ready]
+        chosen = choose(ready, first, edge=updates - eta, needed=self.num_needed)
         for name in chosen:
-            self.ready.discard(name)
+            self._leave_ready(name)
             self.record(name).state = "claimed"
         return chosen
+
+    def _leave_ready(self, name: UnitName) -> None:
+        self.ready.discard(name)
+        self.ready_age.discard(name)
 
     @property
     def num_needed(self) -> int:
@@ -369,7 +379,7 @@ class LedgerRules(ABC, Generic[G, T, C]):
     def leave(self, name: UnitName, reason: DropReason | None) -> None:
         """Take a unit out of all queues; a drop returns its credit."""
         self.running.discard(name)
-        self.running_age.pop(name, None)
-        self.ready.discard(name)
+        self.running_age.discard(name)
+        self._leave_ready(name)
         if reason is not None:
             self.used -= self.weight

@@ -9,8 +9,8 @@ version ``a + eta`` must train it."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -41,6 +41,26 @@ def is_stale(policy_version: int, oldest_version: int, eta: int) -> bool:
 Name = TypeVar("Name")
 
 
+class Ages(dict[Name, int]):
+    """The oldest version of each of some units, and how many of them have each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[int] = Counter()
+
+    def __setitem__(self, name: Name, version: int) -> None:
+        self.discard(name)
+        super().__setitem__(name, version)
+        self.counts[version] += 1
+
+    def discard(self, name: Name) -> None:
+        if name in self:
+            version = self.pop(name)
+            self.counts[version] -= 1
+            if not self.counts[version]:
+                del self.counts[version]
+
+
 @dataclass(frozen=True, slots=True)
 class ReadyUnit(Generic[Name]):
     """A ready unit, as the choice sees it."""
@@ -49,49 +69,55 @@ class ReadyUnit(Generic[Name]):
     oldest_version: int
 
 
-def choose(
-    ready: Sequence[ReadyUnit[Name]],
-    running_ages: Sequence[int],
+def urgent(
+    ready: Mapping[int, int],
+    running: Mapping[int, int],
     *,
     policy_version: int,
     eta: int,
     needed: int,
     surplus_units: int,
     late: LatePolicy,
-) -> list[Name] | None:
-    """Return the ``needed`` units to train at ``policy_version``, in order of admission.
+) -> list[int] | None:
+    """Return how many units this update must train at least of those that are due by each of the next ``eta`` updates, or
+    None to wait for late work.
 
-    ``ready`` holds at least ``needed`` units in order of admission, none of them stale.
-    ``running_ages`` are the oldest versions of the units that have begun and are not ready,
-    ascending. Order of admission decides, except that units whose turn would come too late go
-    first. Under ``LatePolicy.WAIT`` the result is None, to wait for late work, while
+    ``ready``, ``running``: numbers of ready units, and of those that have begun and are not ready, by their oldest
+    version. ``needed`` units are ready, and none is stale. Under ``LatePolicy.WAIT`` the result is None while
 
     - a running unit must be trained by this update at the latest, or
     - the updates up to some later version could not train all units due by then, and waiting helps.
     """
     edge = policy_version - eta
-    if late is LatePolicy.WAIT and _count(running_ages, edge, edge):
+    if late is LatePolicy.WAIT and running.get(edge):
         return None
-    ready_ages = sorted(unit.oldest_version for unit in ready)
-    chosen: set[Name] = set()
+    found = list[int]()
+    due, ready_due, chosen = 0, 0, 0
     for lag in range(eta):
-        horizon = edge + lag
-        due = _count(ready_ages, edge, horizon) + _count(running_ages, edge, horizon)
-        urgent = min(due - lag * needed, needed)
-        for unit in ready:
-            if len(chosen) >= urgent:
-                break
-            if unit.oldest_version <= horizon:
-                chosen.add(unit.name)
-        if late is LatePolicy.WAIT and len(chosen) < min(due - lag * needed - surplus_units, needed):
+        ready_due += ready.get(edge + lag, 0)
+        due += ready.get(edge + lag, 0) + running.get(edge + lag, 0)
+        found.append(min(due - lag * needed, needed))
+        chosen = max(chosen, min(found[-1], ready_due))
+        if late is LatePolicy.WAIT and chosen < min(due - lag * needed - surplus_units, needed):
             return None
+    return found
+
+
+def choose(ready: Sequence[ReadyUnit[Name]], first: Sequence[int], *, edge: int, needed: int) -> list[Name]:
+    """Return the ``needed`` units to train, in order of admission, which decides; but units whose turn would come too
+    late go first.
+
+    ``ready`` holds at least ``needed`` units in order of admission. ``first``, by lag: how many to take of those that are
+    of version ``edge + lag`` or older."""
+    chosen: set[Name] = set()
+    for lag, number in enumerate(first):
+        for unit in ready:
+            if len(chosen) >= number:
+                break
+            if unit.oldest_version <= edge + lag:
+                chosen.add(unit.name)
     for unit in ready:
         if len(chosen) >= needed:
             break
         chosen.add(unit.name)
     return [unit.name for unit in ready if unit.name in chosen]
-
-
-def _count(ages: Sequence[int], low: int, high: int) -> int:
-    """Return how many of the ascending ``ages`` lie in ``[low, high]``."""
-    return max(0, bisect_right(ages, high) - bisect_left(ages, low))

@@ -142,7 +142,7 @@ class LedgerState(LedgerRules[GroupRecord, TrajectoryRecord, ChunkRecord]):
             return
         self.open.add(trajectory)
         if self.spec.unit is Unit.CHUNK or (self.spec.unit is Unit.TRAJECTORY and record.oldest is None):
-            self.running_age.pop(self.unit_of(ChunkId(trajectory, record.next)), None)
+            self.running_age.discard(self.unit_of(ChunkId(trajectory, record.next)))
 
     def open_evaluation(self, trajectory: TrajectoryId) -> None:
         """Queue an evaluation trajectory."""

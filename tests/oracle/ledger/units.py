@@ -35,7 +35,7 @@ def cancel_windows(s: LedgerState, trajectory: TrajectoryId, reason: DropReason)
         if chunk in s.chunks:
             s.end_unit(chunk, reason)
     if s.running.discard(granted):
-        s.running_age.pop(granted, None)
+        s.running_age.discard(granted)
         s.used -= 1
     if trajectory in s.trajectories:
         s.end_trajectory(trajectory, None if t.trained else reason)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.ledger.staleness import ReadyUnit, choose, credit_limit, is_stale, staleness, unit_weight
+from pipeline.ledger.staleness import Ages, ReadyUnit, choose, credit_limit, is_stale, staleness, unit_weight, urgent
 from pipeline.ledger.types import Claim, ClaimWait, LatePolicy, Unit
 from pipeline.ledger.validation import check_spec, surplus
 from protocol.errors import ConfigError
@@ -37,27 +38,47 @@ def test_a_unit_is_stale_beyond_eta_and_never_after_a_restart_from_an_older_stat
     assert staleness(3, 5) == -2
 
 
+def chosen(
+    ready: list[ReadyUnit[str]], running: list[int], *, policy_version: int, eta: int, needed: int, **rest: Any
+) -> list[str] | None:
+    """Return the names of an update's units, None while it waits."""
+    ages = Counter(unit.oldest_version for unit in ready)
+    first = urgent(ages, Counter(running), policy_version=policy_version, eta=eta, needed=needed, **rest)
+    return None if first is None else choose(ready, first, edge=policy_version - eta, needed=needed)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers(0, 3))))
+def test_ages_count_what_they_hold(changes: list[tuple[int, int | None]]) -> None:
+    ages = Ages[int]()
+    for name, version in changes:
+        if version is None:
+            ages.discard(name)
+        else:
+            ages[name] = version
+        assert ages.counts == Counter(ages.values())
+
+
 def test_the_oldest_versions_go_first_only_when_their_turn_would_come_too_late():
     ready = [ReadyUnit("a", 3), ReadyUnit("b", 2), ReadyUnit("c", 3), ReadyUnit("d", 2)]
     shared = {"policy_version": 3, "needed": 2, "surplus_units": 0, "late": LatePolicy.WAIT}
-    assert choose(ready, [], eta=1, **shared) == ["b", "d"]
-    assert choose(ready, [], eta=3, **shared) == ["a", "b"]
+    assert chosen(ready, [], eta=1, **shared) == ["b", "d"]
+    assert chosen(ready, [], eta=3, **shared) == ["a", "b"]
 
 
 def test_wait_refuses_while_running_work_has_its_last_turn_and_drop_does_not():
     ready = [ReadyUnit("a", 3), ReadyUnit("b", 3)]
     shared = {"policy_version": 3, "eta": 1, "needed": 2, "surplus_units": 0}
-    assert choose(ready, [2], late=LatePolicy.WAIT, **shared) is None
-    assert choose(ready, [2], late=LatePolicy.DROP, **shared) == ["a", "b"]
-    assert choose(ready, [1, 3], late=LatePolicy.WAIT, **shared) == ["a", "b"], "what is doomed is not waited for"
+    assert chosen(ready, [2], late=LatePolicy.WAIT, **shared) is None
+    assert chosen(ready, [2], late=LatePolicy.DROP, **shared) == ["a", "b"]
+    assert chosen(ready, [1, 3], late=LatePolicy.WAIT, **shared) == ["a", "b"], "what is doomed is not waited for"
 
 
 def test_wait_refuses_when_too_much_old_work_would_be_left_for_the_next_updates():
     ready = [ReadyUnit("young-1", 1), ReadyUnit("young-2", 1)]
     shared = {"policy_version": 1, "eta": 2, "needed": 2, "late": LatePolicy.WAIT}
-    assert choose(ready, [0, 0, 0], surplus_units=0, **shared) is None
-    assert choose(ready, [0, 0, 0], surplus_units=1, **shared) == ["young-1", "young-2"]
-    assert choose(ready, [0, 0], surplus_units=0, **shared) == ["young-1", "young-2"]
+    assert chosen(ready, [0, 0, 0], surplus_units=0, **shared) is None
+    assert chosen(ready, [0, 0, 0], surplus_units=1, **shared) == ["young-1", "young-2"]
+    assert chosen(ready, [0, 0], surplus_units=0, **shared) == ["young-1", "young-2"]
 
 
 @given(
@@ -69,21 +90,21 @@ def test_wait_refuses_when_too_much_old_work_would_be_left_for_the_next_updates(
 )
 def test_a_choice_has_the_right_size_in_order_of_admission_and_nothing_twice(eta, needed, late, lags, running):
     ready = [ReadyUnit(f"{number:02}", 10 - min(lag, eta)) for number, lag in enumerate(lags)]
-    chosen = choose(
+    found = chosen(
         ready,
-        sorted(10 - lag for lag in running),
+        [10 - lag for lag in running],
         policy_version=10,
         eta=eta,
         needed=needed,
         surplus_units=0,
         late=late,
     )
-    if chosen is None:
+    if found is None:
         assert late is LatePolicy.WAIT
         assert running
     else:
-        assert len(chosen) == needed
-        assert chosen == sorted(set(chosen))
+        assert len(found) == needed
+        assert found == sorted(set(found))
 
 
 def test_a_specification_that_could_hang_is_refused():
