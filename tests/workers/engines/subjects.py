@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from pipeline.config.learning import DeepSpeedSection
@@ -188,13 +189,23 @@ class NumberedLead(Lead):
 
 
 _made: list[int] = []
+_linear = functional.linear
 
 
 def forget_followers() -> None:
     """Let the other ranks drop the backends of a test that is over."""
+    _restore_linear()
     if _made:
         _made.clear()
         _say(_FORGET)
+
+
+def _restore_linear() -> None:
+    """Undo ZeRO-3's lasting change of this process.
+
+    Its linear hands out the gradients of weight and bias in another order. ZeRO-1 and 2 add up what ranks have in the
+    order in which it comes, so with it on one rank alone, which no worker's process has, they add unlike parameters."""
+    functional.linear = _linear
 
 
 def end_followers() -> None:
@@ -264,6 +275,7 @@ def follow_tests() -> None:
     late: LateCopy | None = None
     while (number := int(group().broadcast(torch.tensor([0])))) != _END:
         if number == _FORGET:
+            _restore_linear()
             backends.clear()
         elif number == _DISAGREE:
             with pytest.raises(ConfigError, match="ranks 1 of 2"):
