@@ -18,7 +18,7 @@ from statistics import mean
 from typing import Any, Final
 
 from ops.bench.fleet_run import train
-from ops.bench.table import provenance
+from ops.bench.table import markdown, provenance
 from ops.demo import task as demo_task
 from ops.ending import exit_code
 from pipeline.config.load import read_resolved
@@ -107,7 +107,7 @@ def is_finished(run_dir: Path) -> bool:
 
 
 def as_markdown(told: Sequence[DemoFigures], command: str) -> str:
-    lines = ["| " + " | ".join(_COLUMNS) + " |", "|---" + "|---:" * (len(_COLUMNS) - 1) + "|"]
+    rows = list[tuple[object, ...]]()
     for demo, runs in groupby(told, lambda run: run.demo):
         of = list(runs)
         clipped, seconds = [100 * mean(run.clip_fraction) for run in of], [run.seconds for run in of]
@@ -120,8 +120,9 @@ def as_markdown(told: Sequence[DemoFigures], command: str) -> str:
             f"{min(clipped):.2f} to {max(clipped):.2f} %",
             f"{min(seconds):.0f} to {max(seconds):.0f}",
         )
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n\n".join(["# The demos, seed by seed", f"    {command}", _ABOUT, "\n".join(lines)]) + "\n"
+        rows.append(cells)
+    table = markdown(_COLUMNS, rows, num_left=1)
+    return "\n\n".join(["# The demos, seed by seed", f"    {command}", _ABOUT, table]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

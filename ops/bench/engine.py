@@ -208,7 +208,7 @@ def measure(
     engine = LocalEngine(copy.deepcopy(model), num_slots=shape.num_slots)
     engine.load_weights(model.state_dict(), 0)
     runs: dict[str, Callable[[Work, int], int]] = {
-        ENGINE: lambda work, turn: run_engine(engine, work, turn, LONGEST),
+        ENGINE: lambda work, turn: sum(one.tokens.size for one in run_engine(engine, work, turn, LONGEST)),
     }
     if GENERATE in against:
         runs[GENERATE] = lambda work, _: run_generate(model, work, shape.num_slots)

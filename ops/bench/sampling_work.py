@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from protocol.ids import TrajectoryId
-from workers.engines.generation.seam import SamplingParams, WindowRequest
+from workers.engines.generation.seam import SampledWindow, SamplingParams, WindowRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -92,8 +92,8 @@ def make_work(shape: Shape, seed: int = 0) -> Work:
     return Work([prompts[number // shape.group_size] for number in range(lengths.size)], lengths)
 
 
-def run_engine(engine: GenerationEngine, work: Work, turn: int, window: int) -> int:
-    """Sample with Headrace's engine, window by window; return the number of response tokens."""
+def run_engine(engine: GenerationEngine, work: Work, turn: int, window: int) -> list[SampledWindow]:
+    """Sample with Headrace's engine, window by window."""
     requests: dict[TrajectoryId, WindowRequest] = {}
     for number, (prompt, length) in enumerate(zip(work.prompts, work.lengths.tolist(), strict=True)):
         request = WindowRequest(
@@ -107,13 +107,13 @@ def run_engine(engine: GenerationEngine, work: Work, turn: int, window: int) -> 
         )
         requests[request.trajectory] = request
         engine.submit(request)
-    total = 0
+    windows = list[SampledWindow]()
     while engine.stats().num_live:
         for got in engine.advance(8):
-            total += got.tokens.size
+            windows.append(got)
             if not got.finish_reason.is_final:
                 before = requests[got.trajectory]
                 after = replace(before, response_tokens=np.concatenate([before.response_tokens, got.tokens]))
                 requests[got.trajectory] = after
                 engine.submit(after)
-    return total
+    return windows

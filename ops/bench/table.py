@@ -13,7 +13,7 @@ import re
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -53,14 +53,31 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
     return Spread.of([other / own for own, other in zip(ours, theirs, strict=True)])
 
 
-def wilson(right: float, number: float) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share (E. B. Wilson, 1927); 0 to 1 without trials."""
-    if not number:
-        return 0.0, 1.0
-    z, share = 1.959964, right / number
-    center = (share + z * z / (2 * number)) / (1 + z * z / number)
-    half = z * math.sqrt(share * (1 - share) / number + z * z / (4 * number * number)) / (1 + z * z / number)
-    return max(0.0, center - half), min(1.0, center + half)
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of ``number`` trials, those that came out right."""
+
+    right: float
+    number: float
+
+    @property
+    def share(self) -> float:
+        """NaN without trials."""
+        return self.right / self.number if self.number else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95 % interval (E. B. Wilson, 1927); 0 to 1 without trials."""
+        if not self.number:
+            return 0.0, 1.0
+        z, share, number = 1.959964, self.share, self.number
+        center = (share + z * z / (2 * number)) / (1 + z * z / number)
+        half = z * math.sqrt(share * (1 - share) / number + z * z / (4 * number * number)) / (1 + z * z / number)
+        return max(0.0, center - half), min(1.0, center + half)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.share:.3f} ({low:.3f} to {high:.3f})" if self.number else "-"
 
 
 def quantile(values: Sequence[float | None], share: float) -> float:
@@ -116,6 +133,13 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -
     console = Console()
     console.width = max(console.width, _MIN_WIDTH)
     console.print(table)
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]], *, num_left: int) -> str:
+    """Return a table of Markdown; ``num_left`` columns of words, then figures."""
+    marks = "|---" * num_left + "|---:" * (len(columns) - num_left) + "|"
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (columns, *rows)]
+    return "\n".join([lines[0], marks, *lines[1:]])
 
 
 def prose(text: str) -> str:

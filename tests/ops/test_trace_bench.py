@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ops.bench.table import wilson
+from ops.bench.table import Share
 from ops.bench.trace.faults import FAULTS, inject
 from ops.bench.trace.model import EmulatedFleet
 from ops.bench.trace.sampling import record
@@ -37,5 +37,5 @@ def test_one_seed_makes_one_fleet() -> None:
 
 
 def test_wilson_intervals_are_the_known_ones() -> None:
-    low, high = wilson(291, 300)
+    low, high = Share(291, 300).interval
     assert (round(low, 3), round(high, 3)) == (0.944, 0.984)

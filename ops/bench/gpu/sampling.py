@@ -9,7 +9,7 @@ KL(engine || learner), the mean of exp(-d) - 1 + d."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,7 @@ from ops.bench.gpu.form import Form, Found, run_config
 from ops.bench.gpu.learning import sample_of, seconds_of
 from ops.bench.gpu.models import write_model
 from ops.bench.sampling_work import Work, run_engine
-from protocol.ids import TrajectoryId
 from workers.engines.build import build_generation_engine, build_training_backend
-from workers.engines.generation.seam import GenerationEngine, SampledWindow, SamplingParams, WindowRequest
 from workers.engines.model.loading import resolve_dtype
 from workers.engines.model.weights_file import read_weights, write_weights
 
@@ -79,11 +77,12 @@ def engine(form: Form, folder: Path) -> Found:
         def sample(work: Work, window: int = window) -> int:
             nonlocal turn
             turn += 1
-            return run_engine(engine, work, turn, window)
+            return sum(one.tokens.size for one in run_engine(engine, work, turn, window))
 
         yield f"Headrace's {form.engine} engine, {what}", _speed(form, sample)
     prompts = make_work(form).prompts[: form.num_slots]
-    windows = _sample(form, engine, prompts)
+    whole = Work(prompts, np.full(len(prompts), form.response_tokens))
+    windows = run_engine(engine, whole, 0, form.response_tokens)
     scored = learner.response_logprobs([
         sample_of(str(one.trajectory), np.concatenate([prompts[one.trajectory.member], one.tokens]), form.prompt_tokens,
                   one.behavior_logprobs, 0.0)
@@ -106,16 +105,3 @@ def _speed(form: Form, sample: Callable[[Work], int]) -> dict[str, float]:
     sample(Work(work.prompts[:8], work.lengths[:8]))
     took = seconds_of(form, lambda: totals.append(sample(work)))
     return {"seconds": took, "tokens_per_s": totals[0] / took}
-
-
-def _sample(form: Form, engine: GenerationEngine, prompts: Sequence[np.ndarray]) -> list[SampledWindow]:
-    for number, prompt in enumerate(prompts):
-        request = WindowRequest(
-            trajectory=TrajectoryId("t", 0, number), prompt_tokens=prompt, response_tokens=np.empty(0, np.int32),
-            window_tokens=form.response_tokens, max_response_tokens=form.response_tokens, sampling=SamplingParams(1.0), seed=0,
-        )  # fmt: skip
-        engine.submit(request)
-    windows: list[SampledWindow] = []
-    while engine.stats().num_live:
-        windows += engine.advance(8)
-    return windows

@@ -10,6 +10,7 @@ from pathlib import Path
 from ops.bench.gpu.form import Form
 from ops.bench.gpu.parts import Row
 from ops.bench.gpu.runs import HELD_OUT_BAR, OWN_START, RUN_START
+from ops.bench.table import markdown
 
 ENGINE_BAR = 0.95
 """Least tokens a second of the engine over vLLM's own."""
@@ -104,15 +105,15 @@ def _at_least(what: str, value: float, bar: float | None) -> Judged:
 
 def section(command: str, told: Mapping[str, str], rows: Sequence[Row], judged: Sequence[Judged]) -> str:
     """Return a section of the page: conditions, rows, comparisons, and what was not measured."""
-    measured = [f"| {row.what} | {words(row.figures)} |" for row in rows if row.figures]
-    compared = [f"| {one.what} | {one.measured} | {one.bar} | {one.verdict} |" for one in judged]
+    measured = [(row.what, words(row.figures)) for row in rows if row.figures]
+    compared = [(one.what, one.measured, one.bar, one.verdict) for one in judged]
     absent = [f"- {row.what}: {row.reason}" for row in rows if row.reason]
     return "\n".join(
         [
             f"## On {told['device']}, {told['date']}", "", f"    {command}", "",
             ", ".join(f"{name} {value}" for name, value in told.items() if name not in ("device", "date")) + ".", "",
-            "| what | measured |", "|---|---|", *measured, "",
-            "| compared | measured | bar | |", "|---|---|---|---|", *compared, "",
+            markdown(("what", "measured"), measured, num_left=2), "",
+            markdown(("compared", "measured", "bar", ""), compared, num_left=4), "",
             "Not measured:" if absent else "Everything was measured.", "", *absent, "",
         ]
     )  # fmt: skip

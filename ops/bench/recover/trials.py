@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import isinf
 from statistics import median
 
-from ops.bench.table import quantile, wilson
+from ops.bench.table import Share, markdown, quantile
 from pipeline.fleet.repair.records import RepairRow
 
 BASE = "as configured"
@@ -151,16 +151,13 @@ def tables(runs: Sequence[RunRecord]) -> str:
         "settings", "role", "fault", "faults", "noticed, P50 (s)", "process, P50 (s)", "at work, P50 (s)", "P95 (s)",
         "within the bar", "updates repeated, most",
     )  # fmt: skip
-    lines = [_line(columns), f"|---|---|---|{'---:|' * 7}"]
-    for (label, role, fault), trials in _grouped(runs).items():
-        lines.append(_line([label, role, fault, *_cells(trials, _bar_s(role))]))
+    repairs = [(*group, *_cells(trials, _bar_s(group[1]))) for group, trials in _grouped(runs).items()]
+    by_fault = markdown(columns, repairs, num_left=3)
     columns = (
         "settings", "role struck", "faults", "minutes", "by steps", "without faults", "rate kept",
         "fault-free median (s)", "healthy ended", "audit",
     )  # fmt: skip
-    lines += ["", _line(columns), f"|---|---|{'---:|' * 7}---|"]
-    lines += [_run_row(run) for run in runs]
-    return "\n".join(lines)
+    return f"{by_fault}\n\n{markdown(columns, map(_run_row, runs), num_left=2)}"
 
 
 def compared(runs: Sequence[RunRecord]) -> str:
@@ -169,10 +166,8 @@ def compared(runs: Sequence[RunRecord]) -> str:
     labels = list(dict.fromkeys(run.label for run in runs))
     if len(labels) != 2:
         return ""
-    lines = [
-        f"| role | fault | {labels[0]}, P50 (s) | {labels[1]}, P50 (s) | times sooner |",
-        "|---|---|---:|---:|---:|",
-    ]
+    columns = ("role", "fault", f"{labels[0]}, P50 (s)", f"{labels[1]}, P50 (s)", "times sooner")
+    rows = list[tuple[str, ...]]()
     groups = _grouped(runs)
     for label, role, fault in groups:
         other = groups.get((labels[1], role, fault))
@@ -180,8 +175,8 @@ def compared(runs: Sequence[RunRecord]) -> str:
             continue
         first, second = (quantile([trial.back_s for trial in of], 0.5) for of in (groups[label, role, fault], other))
         times = "-" if isinf(first) or isinf(second) else f"{first / second:.1f}"
-        lines.append(f"| {role} | {fault} | {_seconds(first)} | {_seconds(second)} | {times} |")
-    return "\n".join(lines)
+        rows.append((role, fault, _seconds(first), _seconds(second), times))
+    return markdown(columns, rows, num_left=2)
 
 
 def bars(runs: Sequence[RunRecord]) -> dict[str, bool]:
@@ -219,22 +214,16 @@ def _cells(trials: Sequence[Trial], bar_s: float) -> Iterable[str]:
     backs = [trial.back_s for trial in trials]
     yield _seconds(quantile(backs, 0.95))
     within = sum(back is not None and back <= bar_s for back in backs)
-    low, high = wilson(within, len(backs))
-    yield f"{within / len(backs):.2f} ({low:.2f} to {high:.2f})"
+    yield str(Share(within, len(backs)))
     repeats = [trial.num_repeated for trial in trials if trial.num_repeated is not None]
     yield str(max(repeats)) if repeats else "-"
 
 
-def _run_row(run: RunRecord) -> str:
+def _run_row(run: RunRecord) -> list[str]:
     shares = (run.by_steps, run.usual_ratio, run.kept)
     ratios = ["-" if value is None else f"{value:.3f}" for value in shares]
     cells = [run.label, run.role, str(len(run.trials)), f"{run.wall_s / 60:.1f}", *ratios, f"{run.usual_s:.2f}"]
-    cells += [str(len(run.healthy)), "balances" if run.balances else "DOES NOT BALANCE"]
-    return _line(cells)
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return [*cells, str(len(run.healthy)), "balances" if run.balances else "DOES NOT BALANCE"]
 
 
 def _seconds(value: float) -> str:

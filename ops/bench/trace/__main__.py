@@ -14,7 +14,7 @@ from dataclasses import asdict
 from math import isinf
 from pathlib import Path
 
-from ops.bench.table import provenance, quantile, show, wilson, write_json
+from ops.bench.table import Share, provenance, quantile, show, write_json
 from ops.bench.trace.faults import CONTROLS, FAULTS, inject
 from ops.bench.trace.model import SHAPES, EmulatedFleet
 from ops.bench.trace.sampling import record
@@ -46,11 +46,8 @@ def one(size: int, kind: str, seed: int) -> Answer:
     return answer(record(fleet, DURATION_S), truth, size, seed)
 
 
-def share(answers: Sequence[Answer], *, by: str) -> str:
-    """Format a share with its Wilson interval."""
-    right = sum(getattr(each, by) for each in answers)
-    low, high = wilson(right, len(answers))
-    return f"{right / len(answers):.3f} ({low:.3f} to {high:.3f})" if answers else "-"
+def share(answers: Sequence[Answer], *, by: str) -> Share:
+    return Share(sum(getattr(each, by) for each in answers), len(answers))
 
 
 def seconds(value: float) -> str:
@@ -66,17 +63,17 @@ def report(answers: Sequence[Answer]) -> bool:
     columns = ("fault", "runs", "top-1", "top-3", "onset to trigger P50", "P95", "trigger to name P95")
     show("Causes", columns, [row for row in rows if row[1] != "0"])
     kinds = {kind: [e for e in controls if e.kind == kind] for kind in CONTROLS}
-    blamed = [(kind, str(len(of)), share(of, by="has_false")) for kind, of in kinds.items() if of]
+    blamed = [(kind, str(len(of)), str(share(of, by="has_false"))) for kind, of in kinds.items() if of]
     show(
         "Negative controls",
         ("control", "runs", "blamed"),
-        [*blamed, ("all", str(len(controls)), share(controls, by="has_false"))],
+        [*blamed, ("all", str(len(controls)), str(share(controls, by="has_false")))],
     )
     stalls = [e for e in faults if e.kind not in SLOWNESS]
     holds = {
-        f"top-1 >= {TOP1}": _share(faults, "is_top1") >= TOP1,
-        f"top-3 >= {TOP3}": _share(faults, "is_top3") >= TOP3,
-        f"blame in controls <= {BENIGN}": _share(controls, "has_false") <= BENIGN,
+        f"top-1 >= {TOP1}": not share(faults, by="is_top1").share < TOP1,
+        f"top-3 >= {TOP3}": not share(faults, by="is_top3").share < TOP3,
+        f"blame in controls <= {BENIGN}": not share(controls, by="has_false").share > BENIGN,
         f"stall: onset to trigger P95 <= {TRIGGER_S} s": quantile([e.trigger_s for e in stalls], 0.95) <= TRIGGER_S,
         f"trigger to name P95 <= {NAMED_S} s": quantile([e.named_s for e in faults if e.named], 0.95) <= NAMED_S,
     }
@@ -89,15 +86,11 @@ def report(answers: Sequence[Answer]) -> bool:
     return all(holds.values())
 
 
-def _share(answers: Sequence[Answer], by: str) -> float:
-    return sum(getattr(each, by) for each in answers) / len(answers) if answers else 1.0
-
-
 def _row(name: str, answers: Sequence[Answer]) -> tuple[str, ...]:
     triggers, named = [e.trigger_s for e in answers], [e.named_s for e in answers if e.named_s is not None]
     middle, late = quantile(triggers, 0.5), quantile(triggers, 0.95)
     return (
-        name, str(len(answers)), share(answers, by="is_top1"), share(answers, by="is_top3"), seconds(middle),
+        name, str(len(answers)), str(share(answers, by="is_top1")), str(share(answers, by="is_top3")), seconds(middle),
         seconds(late), seconds(quantile(named, 0.95)),
     )  # fmt: skip
 

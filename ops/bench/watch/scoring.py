@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ops.bench.table import quantile, wilson
+from ops.bench.table import Share, quantile
 from ops.bench.watch.cases import GRAY_S, Case, Truth
 
 
@@ -93,33 +93,13 @@ def _is_early(truth: Truth, alarm: Alarm) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
-    """A share with its 95 % Wilson interval."""
-
-    share: float
-    low: float
-    high: float
-    of: float
-    """Number of trials."""
-
-    def __str__(self) -> str:
-        return f"{self.share:.3f} ({self.low:.3f} to {self.high:.3f})" if self.of else "none"
-
-
-def interval(successes: float, trials: float) -> Interval:
-    """Return a share with its interval; NaN and 0 to 1 without trials."""
-    low, high = wilson(successes, trials)
-    return Interval(successes / trials if trials else math.nan, low, high, trials)
-
-
-@dataclass(frozen=True, slots=True)
 class Summary:
     windows: int
-    precision: Interval
-    recall: Interval
-    f1: Interval
+    precision: Share
+    recall: Share
+    f1: Share
     """2 TP / (2 TP + FP + FN), with Wilson's interval for TP + (FP + FN) / 2 trials."""
-    blamed: Interval
+    blamed: Share
     """Benign windows with an alarm."""
     delay_s: tuple[float, float, float]
     """Median, P90 and P99, with misses as infinite."""
@@ -134,9 +114,9 @@ def summarise(outcomes: Iterable[Outcome]) -> Summary:
     missed = len(delays) - found
     return Summary(
         len(given),
-        interval(found, found + wrong),
-        interval(found, len(delays)),
-        interval(found, found + (wrong + missed) / 2),
-        interval(sum(outcome.num_wrong > 0 for outcome in benign), len(benign)),
+        Share(found, found + wrong),
+        Share(found, len(delays)),
+        Share(found, found + (wrong + missed) / 2),
+        Share(sum(outcome.num_wrong > 0 for outcome in benign), len(benign)),
         (quantile(delays, 0.5), quantile(delays, 0.9), quantile(delays, 0.99)),
     )

@@ -107,7 +107,7 @@ def test_a_bar_holds_by_what_was_seen_and_a_repair_that_was_not_seen_breaks_it()
 def test_the_tables_have_every_group_and_two_settings_are_compared_by_their_medians() -> None:
     warm = run("fleet.standby=1", trials=(trial(committed_s=0.5, num_repeated=0),))
     text = tables([run(), warm])
-    assert "| as configured | learner | kill | 1 | 0.2 | 0.5 | 4.0 | 4.0 | 1.00 (0.21 to 1.00) | 1 |" in text
+    assert "| as configured | learner | kill | 1 | 0.2 | 0.5 | 4.0 | 4.0 | 1.000 (0.207 to 1.000) | 1 |" in text
     assert "| fleet.standby=1 | learner | kill | 1 | not seen | not seen | 0.5 | 0.5 |" in text
     assert compared([run()]) == ""
     assert "| learner | kill | 4.0 | 0.5 | 8.0 |" in compared([run(), warm])
