@@ -130,7 +130,7 @@ def predicted(row: Published) -> tuple[float, dict[str, float], str]:
         raise ValueError(f"{row.model} on {row.learners} {row.device} does not fit")
     if row.reference:
         # the learner's devices compute it, in turns; our workers would each hold the whole model
-        scored_s = roles.scored_s(device, row.learners)
+        scored_s = roles.scored_s(device, row.learners, roles.work)
         found = [replace(e, seconds={**e.seconds, "learner": e.seconds["learner"] + scored_s}) for e in found]
     placed = next(BestFirst(found, 60.0).placed())
     return placed.period_s, dict(placed.candidate.seconds), placed.candidate.learner.split.in_words()

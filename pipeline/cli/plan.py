@@ -40,7 +40,7 @@ A file of lengths, in tokens:
 @click.option("--budget", type=click.FloatRange(0.0, min_open=True), help="Most euros an hour.")
 @click.option("--costs", "costs_file", type=PATH, help="Costs of one device, as `headrace profile --write` does.")
 @click.option("--calibrate", is_flag=True, help="Measure this machine's cores first, for two seconds.")
-@click.option("--from", "run", type=PATH, metavar="RUN", help="Plan again what this run does, from what it cost.")
+@click.option("--from", "run", type=PATH, metavar="RUN", help="Plan what this run does again, from what its work cost.")
 @click.option("--data", help="Prompts for the run file of a model folder.")
 @click.option("--write", type=PATH, metavar="DIR", help="Write run.toml and fleet.toml for `headrace up`.")
 @click.option(
@@ -64,7 +64,7 @@ def plan(
     as_json: bool,
 ) -> None:
     """Find the fastest fleet for a model on these devices: who generates, who learns, how each is split, how far sampling
-    runs ahead.
+    runs ahead, how long windows are.
 
     The model is a folder, or a run file that names it. Predictions are of one update, from the model's sizes and the
     devices' figures, or from measured --costs. Nothing is started."""
@@ -158,6 +158,7 @@ def _as_record(placed: Placed, roles: Roles) -> dict[str, Any]:
         "update_s": placed.period_s,
         "tokens_per_s": work.responses * work.response_tokens / placed.period_s,
         "staleness": candidate.staleness,
+        "window": candidate.window,
         "mean_staleness": placed.mean_staleness,
         "binding": placed.binding,
         "eur_per_hour": price,
@@ -198,13 +199,13 @@ def _lines(plans: Plans, roles: Roles, profile: Profile | None) -> list[str]:
     money = record["eur_per_update"]
     rate = record["tokens_per_s"]
     price = "no price is known" if money is None else f"{money:.3g} EUR an update, {record['eur_per_hour']:.3g} an hour"
-    share = f"{work.trained_share:.0%} of what is generated"
+    share = f"in windows of {best.candidate.window}, {work.trained_share:.0%} of what is generated"
     lines = [
         f"an update every {best.period_s:.3g} s, {rate:,.0f} trained response tokens a second ({proof})",
         f"  limited by  {best.binding}",
         f"  staleness   at most {best.candidate.staleness}, {best.mean_staleness:.2g} on average",
         f"  cost        {price}",
-        f"  update      {work.responses} responses of {work.response_tokens:.4g} tokens, {share}",
+        f"  update      {work.responses} responses of {work.response_tokens:.4g} tokens {share}",
         f"  searched    {plans.num_candidates} fleets that fit, {plans.num_solved} exact schedules",
         "",
         *(f"  {line}" for line in aligned(rows)),

@@ -20,6 +20,7 @@ from typing import Any, Final
 from pipeline.plan.costs import GeneratorCosts
 from pipeline.plan.devices import PER_HOST, Device, price_eur
 from pipeline.plan.roles import USED, Roles, Split, Trained, splits
+from pipeline.plan.workload import Workload
 from pipeline.schedule.bounds import period_bounds
 from pipeline.schedule.files import limits
 from pipeline.schedule.iteration import NO_LIMIT, IterationBlock, IterationDependency, IterationFile
@@ -31,6 +32,8 @@ CHUNKS: Final = 4
 _QUANTA: Final = 1000
 """Units of time in the least period of all candidates."""
 _RUNNERS_UP: Final = 3
+_WORTH: Final = 0.98
+"""Windows are made twice as long for a period that is less than this share of the one before."""
 Counts = tuple[tuple[int, Device], ...]
 
 
@@ -65,6 +68,8 @@ class Candidate:
     learner: Trained
     critic: Trained | None
     staleness: int
+    window: int
+    """Tokens of a chunk, at most."""
     seconds: Mapping[str, float]
     longest_s: float
     """To decode the longest response."""
@@ -376,7 +381,7 @@ def fleets(roles: Roles, groups: tuple[Group, ...]) -> Iterator[Candidate]:
                 engines.append(Engines(device, number // tensor, tensor, slots))
         if len(engines) == len(mine.devices):
             for staleness in range(roles.work.most_stale + 1):
-                yield _candidate(roles, groups, tuple(engines), learner, trained.get("value"), staleness)
+                yield _widened(roles, groups, tuple(engines), learner, trained.get("value"), staleness)
 
 
 def _fastest(roles: Roles, group: Group, taken: Mapping[str, float], role: str) -> Trained | None:
@@ -410,7 +415,7 @@ def _scorer_fits(roles: Roles, by_role: Mapping[str, Group], taken: Mapping[str,
     return roles.scorer_bytes() / USED + others <= group.devices[0][1].num_bytes
 
 
-def _candidate(
+def _widened(
     roles: Roles,
     groups: tuple[Group, ...],
     engines: tuple[Engines, ...],
@@ -418,8 +423,29 @@ def _candidate(
     critic: Trained | None,
     staleness: int,
 ) -> Candidate:
-    by_role = {role: group for group in groups for role in group.roles}
+    """Return the candidate with the run's windows, or longer ones where chunks hold it up: each costs the ledger's server
+    a call, and scorers read the context again."""
     work = roles.work
+    found = _candidate(roles, work, groups, engines, learner, critic, staleness)
+    while work.may_widen and work.window < work.longest:
+        work = work.widened()
+        wider = _candidate(roles, work, groups, engines, learner, critic, staleness)
+        if wider.least > _WORTH * found.least:
+            break
+        found = wider
+    return found
+
+
+def _candidate(
+    roles: Roles,
+    work: Workload,
+    groups: tuple[Group, ...],
+    engines: tuple[Engines, ...],
+    learner: Trained,
+    critic: Trained | None,
+    staleness: int,
+) -> Candidate:
+    by_role = {role: group for group in groups for role in group.roles}
     number, device = by_role["learner"].devices[0]
     learner_s = _trained_s(roles, device, learner)
 
@@ -442,13 +468,14 @@ def _candidate(
     seconds = {"generator": generated_s, "weights": roles.weights_s(), "learner": learner_s}
     if "reference" in by_role:
         number, device = by_role["reference"].devices[0]
-        seconds["reference"] = seconds["reference scores"] = roles.scored_s(device, number)
+        seconds["reference"] = seconds["reference scores"] = roles.scored_s(device, number, work)
     if critic is not None:
         number, device = by_role["value"].devices[0]
-        seconds["value scores"] = roles.scored_s(device, number)
+        seconds["value scores"] = roles.scored_s(device, number, work)
         seconds["value"] = seconds["value scores"] + _trained_s(roles, device, critic, is_value=True)
-    floors = {"reward": roles.rewarded_s(), "ledger": roles.ledger_s()}
-    return Candidate(groups, engines, learner, critic, staleness, seconds, work.longest_expected * step_s, floors)
+    floors = {"reward": roles.rewarded_s(), "ledger": roles.ledger_s(work)}
+    longest_s = work.longest_expected * step_s
+    return Candidate(groups, engines, learner, critic, staleness, work.window, seconds, longest_s, floors)
 
 
 def _on_cores(roles: Roles, cores: int, device: Device) -> Iterator[Candidate]:
@@ -467,13 +494,15 @@ def _on_cores(roles: Roles, cores: int, device: Device) -> Iterator[Candidate]:
         groups = (Group(("generator",), ((number, device),)), *(Group((name,), ((1, device),)) for name in names))
         for staleness in range(roles.work.most_stale + 1):
             engines = (Engines(device, number, 1, slots),)
-            found = _candidate(roles, groups, engines, learner, critic, staleness)
+            found = _candidate(roles, roles.work, groups, engines, learner, critic, staleness)
             seconds = {name: alone * value for name, value in found.seconds.items()}
             reward_s = alone * found.floors["reward"]
             busy_s = number * seconds["generator"] + reward_s + sum(seconds[name] for name in names)
             floors = {**found.floors, "reward": reward_s, f"the {cores} cores": busy_s / cores}
             longest_s = alone * found.longest_s
-            yield Candidate(groups, engines, learner, critic, staleness, seconds, longest_s, floors, cores)
+            yield Candidate(
+                groups, engines, learner, critic, staleness, found.window, seconds, longest_s, floors, cores
+            )
 
 
 def _nothing_fits(roles: Roles, devices: Sequence[tuple[int, Device]], budget_eur: float | None) -> str:

@@ -240,9 +240,8 @@ class Roles:
             base_s=adam_s, token_s=step_s / step_tokens, publish_s=weights * self.item / WeightsCosts().bytes_per_s
         )
 
-    def scored_s(self, device: Device, number: int) -> float:
-        """Return the time of so many reference workers for all responses of an update."""
-        work = self.work
+    def scored_s(self, device: Device, number: int, work: Workload) -> float:
+        """Return the time of so many reference workers for all responses of an update, in ``work``'s windows."""
         if self.measured is not None and self.measured.reference is not None:
             return self.measured.reference.batch_s(work.chunks, work.scored_tokens) / number
         length = work.prompt_tokens + work.response_tokens * (1.0 + work.variation**2)
@@ -256,10 +255,9 @@ class Roles:
             return self.measured.weights.travel_s + self.measured.weights.load_s
         return WeightsCosts(num_bytes=self.model.num_weights * self.item).travel_s
 
-    def ledger_s(self) -> float:
-        """Return the ledger server's time for an update: a chunk for each window."""
-        served_s = (self.measured or _DEFAULTS).ledger.served_s(min(self.work.window, self.work.response_tokens))
-        return self.work.chunks * served_s
+    def ledger_s(self, work: Workload) -> float:
+        """Return the ledger server's time for an update, in ``work``'s windows: a chunk for each."""
+        return work.chunks * (self.measured or _DEFAULTS).ledger.served_s(min(work.window, work.response_tokens))
 
     def rewarded_s(self) -> float:
         """Return the time of one reward worker for all responses of an update, as far as it was measured."""

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace
 
 from pipeline.config.schema import RunConfig
+from pipeline.ledger.types import Unit
 from protocol.errors import ConfigError
 
 _Positive = Annotated[float, msgspec.Meta(gt=0.0)]
@@ -54,6 +56,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of a chunk, at most."""
     chunks_each: float
     """Mean chunks of a response."""
+    may_widen: bool
+    """Whether windows are only how responses travel: neither what is trained nor what a critic's values are of."""
+
+    def widened(self) -> Workload:
+        """Return the same with windows twice as long."""
+        window = min(2 * self.window, self.longest)
+        # the last one is cut short, however long they are
+        more = (self.chunks_each - 1.0) * self.window / window
+        return replace(self, window=window, chunks_each=1.0 + more)
 
     @property
     def chunks(self) -> float:
@@ -121,5 +132,6 @@ def workload(config: RunConfig, lengths: Lengths) -> Workload:
         has_old_logprobs=algorithm.num_minibatches > 1 and proximal == "recompute",
         most_stale=config.staleness.eta,
         window=config.generation.window_tokens,
+        may_widen=config.declaration.unit is not Unit.CHUNK and not config.has_critic,
         chunks_each=lengths.chunks or max(1.0, mean / config.generation.window_tokens + 0.5),
     )

@@ -17,18 +17,11 @@ RUN_FILE, FLEET_FILE = "run.toml", "fleet.toml"
 Tree = dict[str, Any]
 
 
-def window_tokens(roles: Roles) -> int:
-    """Return the window: as the run says, but no longer than an eighth of the longest response on GPUs, so that a chunk
-    reaches its scorer while the response goes on."""
-    longest, given = roles.work.longest, roles.config.generation.window_tokens
-    return min(given, longest)
-
-
 def run_settings(placed: Placed, roles: Roles) -> Tree:
     """Return the settings of a plan, without those of its fleet."""
     candidate, config = placed.candidate, roles.config
     engines, on_cores = candidate.engines, candidate.engines[0].device.is_cpu
-    generation: Tree = {"window_tokens": window_tokens(roles)}
+    generation: Tree = {"window_tokens": min(candidate.window, roles.work.longest)}
     if not on_cores:
         generation["num_slots"] = min(each.slots for each in engines)
         share = min(roles.engine_bytes(each.tensor, each.slots) / each.device.num_bytes for each in engines)

@@ -162,6 +162,25 @@ def test_a_plan_with_layers_over_ranks_is_written_as_the_learners_setting() -> N
     assert LearnerSection.model_validate(written).ranks == 6
 
 
+def test_windows_are_longer_where_scorers_that_read_the_context_again_hold_it_up() -> None:
+    """A response of 15,000 tokens in windows of 512 is read 15 times by a reference worker."""
+    long = {"longest": 16384, "response_tokens": 15000.0}
+    plain, scored = roles(**long), roles(**long)
+    scored = Roles(scored.config, scored.model, structs.replace(scored.work, has_reference=True))
+    (free, held), found = (make_plans(candidates(each, read_devices("8xH200"))).best for each in (plain, scored)), None
+    assert free.candidate.window == 512
+    assert held.candidate.window >= 2048
+    fixed = Roles(scored.config, scored.model, structs.replace(scored.work, may_widen=False))
+    found = make_plans(candidates(fixed, read_devices("8xH200"))).best
+    assert found.candidate.window == 512 and found.period_s > 1.2 * held.period_s
+    assert run_settings(held, scored)["generation"]["window_tokens"] == held.candidate.window
+
+
+def test_windows_stay_as_they_are_where_they_are_what_is_trained_or_valued() -> None:
+    assert roles(algorithm="grpo").work.may_widen
+    assert not roles(algorithm="tppo").work.may_widen and not roles(algorithm="ppo").work.may_widen
+
+
 def test_cores_share_the_memory_of_their_host() -> None:
     made = Roles(roles().config, replace(SEVEN, layers=4, vocabulary=1000), roles().work)
     for each in candidates(made, read_devices("4xCPU")):
