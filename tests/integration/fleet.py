@@ -19,15 +19,13 @@ from typing import Any
 import pytest
 
 from ops.demo import task
+from ops.emulated import OVERRIDES
 from pipeline import cli
 from pipeline.process.descendants import WORKER_MARK, worker_mark
 
 ROOT = Path(__file__).resolve().parents[2]
 EMULATED = (
-    "generation.engine=ops.emulated.build:generation",
-    "learner.backend=ops.emulated.build:training",
-    "reference.backend=ops.emulated.build:scoring",
-    "value.backend=ops.emulated.build:value",
+    *OVERRIDES,
     "engines.settings.median_tokens=12",
     "engines.settings.tail=0.8",
     "engines.settings.decode_base_s=2e-3",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ops.emulated import OVERRIDES
 from tests.integration.fleet import RunningFleet, fleet
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -16,9 +17,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 STUCK_AFTER_S = 3.0
 STEP_S = 10 * STUCK_AFTER_S
 PACED = (
-    "generation.engine=ops.emulated.build:generation",
-    "learner.backend=ops.emulated.build:training",
-    "reference.backend=ops.emulated.build:scoring",
+    *OVERRIDES,
     f"engines.settings.step_s={STEP_S}",
     f"supervisor.stuck_after_s={STUCK_AFTER_S}",
     f"supervisor.drain_timeout_s={STUCK_AFTER_S}",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from ops.emulated import OVERRIDES
 from ops.emulated.generation import EmulatedEngine
 from ops.emulated.law import LengthLaw, TokenLaw
 from pipeline.config.schema import RunConfig
@@ -39,12 +40,7 @@ def spoilt(tmp_path: Path) -> Path:
 
 
 def test_each_role_s_parts_are_made_and_each_is_a_piece_of_work(tmp_path: Path) -> None:
-    emulated = [
-        "generation.engine=ops.emulated.build:generation",
-        "reference.backend=ops.emulated.build:scoring",
-        "learner.backend=ops.emulated.build:training",
-    ]
-    config = op_config(tmp_path, "reference.always=true", *emulated)
+    config = op_config(tmp_path, "reference.always=true", *OVERRIDES)
     meter = Meter()
     with listening(meter):
         made = prepare(config, [Role.GENERATOR, Role.REWARD, Role.REFERENCE])

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from ops.emulated import OVERRIDES
 from ops.emulated.weights import TENSOR, make_tensor, publish_tensors
 from pipeline.config.load import write_resolved
 from pipeline.ledger.redis.client import connect
@@ -42,11 +43,7 @@ from workers.standby import StandbyProcess, own_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "standby-1"
-EMULATED = (
-    "generation.engine=ops.emulated.build:generation",
-    "learner.backend=ops.emulated.build:training",
-    "reference.always=false",
-)
+EMULATED = (*OVERRIDES, "reference.always=false")
 SUPERVISOR = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(300)"
 
 
