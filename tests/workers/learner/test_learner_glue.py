@@ -174,16 +174,20 @@ def test_imitation_trains_at_temperature_one_and_what_has_a_ratio_at_the_sampler
     assert config.compares_with_sampler is not is_imitation
 
 
-async def test_imitation_at_another_temperature_tells_nothing_of_the_sampler(tmp_path: Path) -> None:
+async def test_imitation_of_recorded_responses_or_at_another_temperature_tells_nothing_of_the_sampler(
+    tmp_path: Path,
+) -> None:
     class Measuring(RecordingTraining):
         def step(self, samples: Sequence[TrainingSample], rule: Rule, limits: StepLimits = NO_LIMITS) -> StepResult:
             result = super().step(samples, rule, limits)
             return replace(result, metrics={"entropy": 1.0, "behavior_kl": 0.5, "importance_ratio": 2.0})
 
-    for temperature, told in ((0.7, {"entropy"}), (1.0, {"entropy", "behavior_kl", "importance_ratio"})):
+    files, everything = [tmp_path / "responses.jsonl"], {"entropy", "behavior_kl", "importance_ratio"}
+    for temperature, recorded, told in ((0.7, [], {"entropy"}), (1.0, [], everything), (1.0, files, {"entropy"})):
         config = config_of(tmp_path, name="sft", group_size=1)
         generation = config.generation.model_copy(update={"temperature": temperature})
-        config = config.model_copy(update={"generation": generation})
+        data = config.data.model_copy(update={"responses": recorded})
+        config = config.model_copy(update={"generation": generation, "data": data})
         stepped = await updated(config, trajectory_units(responses(4), WINDOW), Measuring())
         assert {name for result in stepped.results for name in result.metrics} == told
 
