@@ -442,6 +442,18 @@ class SupervisorSection(Section):
     )
 
 
+class GpusSection(Section):
+    """Which GPUs of this host a role's workers compute on, counted among those that `headrace up` sees. Without, all see
+    all of them and take the first ones, or the one that their device names."""
+
+    learner: tuple[NotNegative, ...] = setting((), "One for each rank.")
+    value: tuple[NotNegative, ...] = setting((), "One for each rank of the critic.")
+    generator: tuple[NotNegative, ...] = setting(
+        (), "Those of generator-0 first: tensor_parallel_size times data_parallel_size for each."
+    )
+    reference: tuple[NotNegative, ...] = setting((), "Those of reference-0 first: its tensor_parallel_size for each.")
+
+
 class FleetSection(Section):
     """How many workers of each role. Usually in a separate fleet file."""
 
@@ -495,6 +507,7 @@ class FleetSection(Section):
         "Default: 16 per core or one per 256 MiB of memory, whichever is less, but at least 8.",
         unit="processes",
     )
+    gpus: GpusSection = GpusSection()
     planned_for: str = setting(
         "", "Written by `headrace plan`: digest of the config.json that the fleet was planned for. Another is refused."
     )

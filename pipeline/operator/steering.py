@@ -184,6 +184,7 @@ async def check_running(at: Attached) -> None:
 
 def _resized(at: Attached, present: Fleet, wanted: Mapping[Role, int | None]) -> Fleet:
     """Return a copy of the fleet with these worker counts. Raises ConfigError."""
+    from pipeline.config.gpus import check_gpus
     from pipeline.runtime.machine import this_machine
     from pipeline.supervisor.fleet_edits import resized
     from pipeline.supervisor.fleet_size import check_fleet_size
@@ -208,6 +209,7 @@ def _resized(at: Attached, present: Fleet, wanted: Mapping[Role, int | None]) ->
     is_by_hand = is_by_hand and follows_demand
     fleet = replace(resized(present, numbers), is_by_hand=is_by_hand, demand="" if is_by_hand else present.demand)
     check_fleet_size(fleet.counts, at.config.fleet.max_workers, this_machine(), at.config.launch.elsewhere)
+    check_gpus(at.config, fleet.counts)
     return fleet
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tomli_w
 
-from pipeline.plan.devices import Device
+from pipeline.plan.devices import PER_HOST, Device
 from pipeline.plan.planner import Candidate, Placed
 from pipeline.plan.roles import Roles, Split
 from pipeline.preflight.model_folder import model_digest
@@ -48,11 +48,27 @@ def _split(split: Split) -> Tree:
     return {"backend": split.backend, "ranks": split.ranks} | more
 
 
+def own_gpus(candidate: Candidate) -> dict[str, list[int]]:
+    """Return the GPUs of each role, for ``fleet.gpus``; empty on cores, on several hosts, and with kinds whose numbers
+    nobody knows."""
+    number, device = candidate.devices[0]
+    if device.is_cpu or len(candidate.devices) > 1 or number > PER_HOST:
+        return {}
+    found, first = dict[str, list[int]](), 0
+    for group in candidate.groups:
+        here = list(range(first, first + group.number))
+        first += group.number
+        for role in group.roles:
+            engine = candidate.engines[0]
+            found[role] = here[: engine.number * engine.tensor] if role == "generator" else here
+    return found
+
+
 def joins(candidate: Candidate) -> list[str]:
-    """Return the commands that start the generators, if they are not where ``headrace up`` starts them: on its first GPU."""
+    """Return the commands that start the generators, if ``headrace up`` cannot give them their GPUs."""
     on_cores = candidate.engines[0].device.is_cpu
     apart = any(group.roles == ("generator",) for group in candidate.groups)
-    if on_cores or not (apart or candidate.engines[0].number > 1):
+    if on_cores or own_gpus(candidate) or not (apart or candidate.engines[0].number > 1):
         return []
     used = dict[Device, int]()
     for group in candidate.groups:
@@ -61,23 +77,32 @@ def joins(candidate: Candidate) -> list[str]:
             used[device] = used.get(device, 0) + number
     lines = list[str]()
     for each in candidate.engines:
-        for engine in range(each.number):
-            first = used.get(each.device, 0) + engine * each.tensor
+        next_ = used.get(each.device, 0)
+        for _ in range(each.number):
+            if next_ % PER_HOST + each.tensor > PER_HOST:
+                next_ += -next_ % PER_HOST
+            host, first = divmod(next_, PER_HOST)
             visible = ",".join(str(first + n) for n in range(each.tensor))
             command = "headrace fleet join REDIS_URL --token generator.token"
-            lines.append(f"CUDA_VISIBLE_DEVICES={visible} {command}  # {each.device.name}")
+            lines.append(f"CUDA_VISIBLE_DEVICES={visible} {command}  # {each.device.name}, host {host + 1}")
+            next_ += each.tensor
     return lines
 
 
 def fleet_settings(placed: Placed, roles: Roles) -> Tree:
     candidate = placed.candidate
     found: Tree = {"generator": 0 if joins(candidate) else sum(each.number for each in candidate.engines), "reward": 1}
+    gpus = own_gpus(candidate)
     if roles.work.has_reference:
-        found["reference"] = 1
-    return found | {
-        "planned_for": model_digest(roles.config.model.path, with_weights=False),
-        "planned_update_s": round(placed.period_s, 4),
-    }
+        found["reference"] = len(gpus.get("reference", [0]))
+    return (
+        found
+        | ({"gpus": gpus} if gpus else {})
+        | {
+            "planned_for": model_digest(roles.config.model.path, with_weights=False),
+            "planned_update_s": round(placed.period_s, 4),
+        }
+    )
 
 
 def write_plan(placed: Placed, roles: Roles, folder: Path, base: Path | Tree, *, name: str = "") -> None:

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from pipeline.config.cross_checks import BUILT_IN_ENVIRONMENTS, TOOLS
+from pipeline.config.gpus import check_gpus
 from pipeline.config.ledger_spec import ledger_spec
 from pipeline.config.operations import REWARDS
 from pipeline.config.rewards import EnvironmentSection
@@ -149,6 +150,7 @@ class _Subject:
 def _fleet(subject: _Subject) -> list[CheckFinding]:
     config = subject.config
     check_fleet_size(most_counts(config), config.fleet.max_workers, this_machine(), config.launch.elsewhere)
+    check_gpus(config, most_counts(config))
     return []
 
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from pipeline.config.gpus import gpus_each, gpus_of
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.memory_needs import (
     HEAD_BYTES,
@@ -163,24 +164,28 @@ def longest_sample(config: RunConfig) -> int:
 
 def workers_by_card(config: RunConfig) -> dict[int, dict[Role, int]]:
     """Return how many workers of each role compute on each GPU of the learner's host, by its number.
-    ``auto`` is GPU 0; ranks take the GPUs from 0 on, as vLLM does."""
+    ``auto`` is GPU 0; ranks take the GPUs from 0 on, as vLLM does; ``fleet.gpus`` may say otherwise."""
     counts = {role: number for role, number in desired_counts(config).items() if role not in config.launch.elsewhere}
     learner, value, reference, generation = config.learner, config.value, config.reference, config.generation
-    vllm = generation.vllm
-    engine = vllm.tensor_parallel_size * vllm.data_parallel_size if generation.engine == "vllm" else 1
-    scorer = reference.vllm.tensor_parallel_size if config.scores_with_vllm else 1
     judge = config.reward.model
-    places: dict[Role, tuple[str, int, bool]] = {
-        Role.LEARNER: (config.model.device, learner.ranks, not learner.has_own_engine),
-        Role.VALUE: (value.device, value.ranks, not value.has_own_engine),
-        Role.GENERATOR: (generation.device, engine, config.has_sampling and not generation.has_own_engine),
-        Role.REFERENCE: (reference.device, scorer, not reference.has_own_engine),
-        Role.REWARD: (judge.device if judge else "cpu", 1, judge is not None),
+    places: dict[Role, tuple[str, bool]] = {
+        Role.LEARNER: (config.model.device, not learner.has_own_engine),
+        Role.VALUE: (value.device, not value.has_own_engine),
+        Role.GENERATOR: (generation.device, config.has_sampling and not generation.has_own_engine),
+        Role.REFERENCE: (reference.device, not reference.has_own_engine),
+        Role.REWARD: (judge.device if judge else "cpu", judge is not None),
     }
     cards: dict[int, dict[Role, int]] = {}
-    for role, (device, number, is_ours) in places.items():
+    for role, (device, is_ours) in places.items():
         if not is_ours or device == "cpu" or not counts.get(role):
             continue
+        own = [card for number in range(counts[role]) for card in gpus_of(config, role, number)]
+        for card in own:
+            here = cards.setdefault(card, {})
+            here[role] = here.get(role, 0) + 1
+        if own:
+            continue
+        number = gpus_each(config, role)
         first = int(device.partition(":")[2] or 0)
         from_0 = number > 1 or (role is Role.GENERATOR and generation.engine == "vllm")
         for card in range(number) if from_0 else [first]:

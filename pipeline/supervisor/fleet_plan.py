@@ -411,6 +411,12 @@ def worker_name(role: Role, number: int) -> str:
     return str(role) if role in _ALONE and number == 0 else f"{role}-{number}"
 
 
+def worker_number(name: str) -> int:
+    """Return the number of a worker that ``worker_name`` named."""
+    _, _, number = name.rpartition("-")
+    return int(number) if number.isdecimal() else 0
+
+
 def wanted_names(
     counts: Mapping[Role, int],
     left_out: Collection[str] = frozenset(),

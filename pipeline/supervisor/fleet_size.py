@@ -12,6 +12,7 @@ from collections.abc import Container, Mapping
 
 import structlog
 
+from pipeline.config.gpus import check_gpus
 from pipeline.config.schema import RunConfig
 from pipeline.runtime.machine import Machine, this_machine
 from protocol.errors import ConfigError
@@ -74,7 +75,7 @@ class SizeGuard:
     """Refuses fleets too large for this machine, since clients may not have checked."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._limit, self._elsewhere = config.fleet.max_workers, config.launch.elsewhere
+        self._config, self._limit, self._elsewhere = config, config.fleet.max_workers, config.launch.elsewhere
         self._refused: Mapping[Role, int] | None = None
 
     def allows(self, counts: Mapping[Role, int]) -> bool:
@@ -82,6 +83,7 @@ class SizeGuard:
             return False
         try:
             check_fleet_size(counts, self._limit, this_machine(), self._elsewhere)
+            check_gpus(self._config, counts)
         except ConfigError as error:
             log.error("fleet_refused", reason=str(error), action="the fleet stays as it is")
             self._refused = counts

@@ -41,6 +41,8 @@ Command = Callable[[Role, Path, str], list[str]]
 StandbyChild = subprocess.Popen[bytes] | AdoptedProcess
 """A process that is not a worker yet."""
 
+_GPUS = "CUDA_VISIBLE_DEVICES"
+
 log = structlog.get_logger(__name__)
 
 
@@ -75,6 +77,16 @@ def worker_command(role: Role, run_dir: Path, name: str) -> list[str]:
     return headrace.command("workers", str(role), "--run-dir", str(run_dir), "--name", name)
 
 
+def visible_gpus(gpus: Sequence[int], seen: str | None) -> str:
+    """Return what a worker sees: some of what this process sees, None for all. Raises OSError if it sees too few."""
+    if not seen:
+        return ",".join(map(str, gpus))
+    names = seen.split(",")
+    if max(gpus) >= len(names):
+        raise OSError(f"GPU {max(gpus)} of fleet.gpus is not there: {_GPUS} is {seen}, which are {len(names)}")
+    return ",".join(names[gpu] for gpu in gpus)
+
+
 class Processes:
     def __init__(self, run_dir: Path, command: Command = worker_command) -> None:
         self._run_dir = run_dir
@@ -91,6 +103,8 @@ class Processes:
         self._standby_marks: dict[str, str] = {}
         self._former: dict[str, str] = {}
         """What became of standbys: worker name by standby name."""
+        self.gpus: Callable[[Role, str], Sequence[int]] = lambda *_: ()
+        """Returns the GPUs that a worker sees, of those that this process sees; empty: all."""
         self.early: EarlyProcesses | None = None
         """Processes that import already; they are used for the installed code."""
 
@@ -166,12 +180,14 @@ class Processes:
     def _spawn(self, role: Role, name: str, output: BinaryIO) -> subprocess.Popen[bytes] | AdoptedProcess:
         """Fork a worker from the starter, else start a new process. Raises OSError."""
         command, mark = self._command(role, self._run_dir, name), worker_mark(self._run_dir, name)
-        return self._begin(name, mark, command, output, is_forked=self._forks(role))
+        environment = marked_environment(mark)
+        if gpus := self.gpus(role, name):
+            environment[_GPUS] = visible_gpus(gpus, environment.get(_GPUS))
+        return self._begin(name, environment, command, output, is_forked=self._forks(role))
 
     def _begin(
-        self, name: str, mark: str, command: Sequence[str], output: BinaryIO, *, is_forked: bool
+        self, name: str, environment: dict[str, str], command: Sequence[str], output: BinaryIO, *, is_forked: bool
     ) -> subprocess.Popen[bytes] | AdoptedProcess:
-        environment = marked_environment(mark)
         command, starter = self._of_code(command), self._starters.get(self._code)
         if starter is not None and is_forked:
             try:
@@ -198,7 +214,8 @@ class Processes:
         Its mark is unique, because a later supervisor reuses the names of standbys."""
         mark = worker_mark(self._run_dir, f"{name}.{secrets.token_hex(4)}")
         with self.output_path(name).open("ab") as output:
-            process = self._begin(name, mark, command, output, is_forked=all(map(self._forks, roles)))
+            environment = marked_environment(mark)
+            process = self._begin(name, environment, command, output, is_forked=all(map(self._forks, roles)))
         self.standbys[name], self._standby_marks[name] = process, mark
         return process
 

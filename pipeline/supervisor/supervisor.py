@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from pipeline.config.gpus import gpus_of
 from pipeline.config.load import read_resolved, write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.fleet.state import Worker
@@ -45,7 +46,7 @@ from pipeline.supervisor.autoscaler import GeneratorDemand
 from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.fleet_edits import edit_fleet
 from pipeline.supervisor.fleet_loop import FleetLoop
-from pipeline.supervisor.fleet_plan import FleetFailure
+from pipeline.supervisor.fleet_plan import FleetFailure, worker_number
 from pipeline.supervisor.fleet_size import SizeGuard, desired_counts
 from pipeline.supervisor.host_fleet import CLEAN_EXITS, HostFleet, meaning
 from pipeline.supervisor.joining.joined_hosts import JoinedHosts
@@ -112,6 +113,7 @@ class Supervisor:
         self._repairs = RepairPolicy(escalation, self._fleet, run_dir, self._code)
         self._processes, self._plan = self._fleet.processes, self._fleet.plan
         self._processes.early = early
+        self._processes.gpus = lambda role, name: gpus_of(config, role, worker_number(name))
         self._is_forking = is_own and config.supervisor.preload
         self._server_patience_s = min(_SERVER_PATIENCE_S, config.ledger.outage_timeout_s / 2)
         self._stop_requested = threading.Event()

@@ -11,8 +11,10 @@ import pytest
 import tomli_w
 
 from pipeline.cli import main
+from pipeline.config.gpus import check_gpus
 from pipeline.config.load import load_config
 from pipeline.preflight.checks import preflight
+from pipeline.supervisor.fleet_size import desired_counts
 from protocol.errors import ConfigError
 
 MODEL = Path("ops/demo/tiny_model")
@@ -103,11 +105,24 @@ def test_up_takes_what_it_writes_for_gpus(capsys: pytest.CaptureFixture[str], tm
     config = load_config(files)
     assert config.learner.ranks > 1 and config.learner.backend in ("fsdp2", "deepspeed", "pipeline")
     assert config.generation.engine == "vllm" and config.model.dtype == "bfloat16"
-    # generators beside others start by hand, each with GPUs of its own
+    gpus, each = config.fleet.gpus, config.generation.vllm.tensor_parallel_size
+    assert len(gpus.learner) == config.learner.ranks and len(gpus.generator) == config.fleet.generator * each
+    assert sorted({*gpus.learner, *gpus.generator}) == list(range(8)) and config.wire.transport == "ipc"
+    check_gpus(config, desired_counts(config))
+
+
+def test_generators_on_other_hosts_join_by_hand_each_on_gpus_of_one_host(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ("--devices", "24xH100", "--data", "prompts.jsonl", "--write", str(tmp_path / "plan"))
+    run(capsys, seven(tmp_path), *words)
+    files = [tmp_path / "plan/run.toml", tmp_path / "plan/fleet.toml"]
+    config = load_config(files)
     lines = [line for line in files[1].read_text().splitlines() if "CUDA_VISIBLE_DEVICES" in line]
-    assert lines and config.fleet.generator == 0 and config.wire.transport == "tcp"
-    gpus = [gpu for line in lines for gpu in line.partition("=")[2].split()[0].split(",")]
-    assert len(gpus) == len(lines) * config.generation.vllm.tensor_parallel_size
+    assert lines and config.fleet.generator == 0 and config.wire.transport == "tcp" and not config.fleet.gpus.learner
+    gpus = [(line[-1], gpu) for line in lines for gpu in line.partition("=")[2].split()[0].split(",")]
+    assert len(set(gpus)) == len(gpus) == len(lines) * config.generation.vllm.tensor_parallel_size
+    assert {gpu for _, gpu in gpus} <= set("01234567") and {host for host, _ in gpus} <= set("123")
 
 
 def test_a_fleet_that_was_planned_for_another_model_is_refused(

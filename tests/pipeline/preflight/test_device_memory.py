@@ -160,6 +160,16 @@ def test_each_worker_is_on_the_gpu_of_its_device(tmp_path: Path) -> None:
     assert both == {0: one | {Role.GENERATOR: 2, Role.VALUE: 1, Role.REFERENCE: 1}}
 
 
+def test_each_worker_is_on_the_gpus_that_the_fleet_gives_it(tmp_path: Path) -> None:
+    fleet = ("fleet.gpus.learner=[0,1]", "fleet.gpus.generator=[2,3,4,5]", "fleet.generator=2")
+    engines = ("generation.engine=vllm", "generation.vllm.tensor_parallel_size=2")
+    config = op_config(tmp_path, *fleet, *engines, "learner.backend=fsdp2", "learner.ranks=2")
+    learner, generator = {Role.LEARNER: 1}, {Role.GENERATOR: 1}
+    assert workers_by_card(config) == {0: learner, 1: learner, 2: generator, 3: generator, 4: generator, 5: generator}
+    shared = op_config(tmp_path, "fleet.gpus.generator=[1,1]", "fleet.generator=2")
+    assert workers_by_card(shared) == {0: learner, 1: {Role.GENERATOR: 2}}
+
+
 def test_a_setting_of_vllm_is_its_share_and_alone_it_has_its_own(tmp_path: Path) -> None:
     set_ = op_config(tmp_path, *VLLM, "generation.vllm.engine_args={gpu_memory_utilization=0.4}")
     assert shares(set_) == {Role.GENERATOR: 32 * 10**9, Role.LEARNER: 48 * 10**9}

@@ -61,6 +61,31 @@ def test_what_a_killed_worker_started_is_ended_with_it(tmp_path: Path) -> None:
     until(lambda: not any(process_runs(pid) for pid in children))
 
 
+@pytest.mark.parametrize(("seen", "wanted"), [(None, "1,3"), ("4,5,6,7", "5,7")])
+def test_a_worker_sees_its_own_gpus_of_those_that_its_supervisor_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: str | None, wanted: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    processes = started(tmp_path)
+    processes.gpus = lambda role, name: (1, 3) if (role, name) == (Role.GENERATOR, "generator-1") else ()
+    processes.start(Role.GENERATOR, "generator-1")
+    assert told(tmp_path)[1]["CUDA_VISIBLE_DEVICES"] == wanted
+    processes.kill_all()
+    assert until(processes.reap)
+
+
+def test_a_worker_whose_gpu_its_supervisor_does_not_see_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    processes = started(tmp_path)
+    processes.gpus = lambda role, name: (2,)
+    processes.start(Role.GENERATOR, "generator-0")
+    assert [one.code for one in processes.reap()] == [1] and not processes.pids
+
+
 def begun_standby(processes: Processes, run_dir: Path) -> list[int]:
     processes.begin_standby("standby-1", [sys.executable, "-c", WORKER, str(run_dir)], [Role.REWARD])
     return told(run_dir)[0]

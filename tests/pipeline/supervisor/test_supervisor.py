@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -295,3 +296,24 @@ def test_other_settings_of_the_ledger_are_refused_and_the_run_keeps_its_own(tmp_
     with pytest.raises(LedgerMismatch):
         Run(tmp_path, "algorithm.group_size=8", resume=True).until_end()
     assert (run.run_dir / "config.toml").read_text() == kept
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.skipif(sys.platform != "linux", reason="environments are read in /proc")
+def test_each_worker_sees_the_gpus_that_the_fleet_file_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    run = Run(tmp_path, "fleet.generator=2", "fleet.gpus.generator=[5,6]", "fleet.gpus.learner=[4]")
+    seen = dict[str, str | None]()
+
+    def look(snapshot: RunSnapshot) -> None:
+        for beat in snapshot.workers:
+            pairs = (pair.partition(b"=") for pair in Path(f"/proc/{beat.pid}/environ").read_bytes().split(b"\0"))
+            environment = {name.decode(): value.decode() for name, _, value in pairs}
+            seen[beat.who.worker] = environment.get("CUDA_VISIBLE_DEVICES")
+        run.interrupt(snapshot)
+
+    run.when_live(look, 4)
+    run.until_end()
+    assert seen == {"learner": "4", "generator-0": "5", "generator-1": "6", "reward-0": None}

@@ -11,6 +11,7 @@ import torch
 
 from pipeline.algorithms.batching import plan_micro_batches, tokens_at_once
 from pipeline.algorithms.prefixes import SharedPrefixes
+from pipeline.config.gpus import gpus_of
 from pipeline.preflight.device_memory import LearningPlan, device_need, learning_plan, share_card, workers_by_card
 from pipeline.preflight.memory_needs import shape_of
 from protocol.errors import EngineError
@@ -96,9 +97,10 @@ def learning_plan_on(
     need = device_need(config, shape, is_value=is_value)
     loaded = need.parts["weights"] if model.device.type == device.type else 0
     room = total if section.ranks > 1 else min(total, free + loaded)
-    here = workers_by_card(config).get(device.index or 0, {})
-    shares = share_card(config, here, (shape, shape), total)
-    room = min(room, shares.get(Role.VALUE if is_value else Role.LEARNER, total))
+    role, index = Role.VALUE if is_value else Role.LEARNER, device.index or 0
+    own = gpus_of(config, role, 0)
+    here = workers_by_card(config).get(own[index] if own else index, {})
+    room = min(room, share_card(config, here, (shape, shape), total).get(role, total))
     plan = learning_plan(config, need, room, is_value=is_value)
     _log.info(
         "micro_batches", tokens=plan.tokens, recomputed=plan.recomputed, room=room, free=free, total=total,
