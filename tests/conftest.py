@@ -15,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,10 +40,16 @@ collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm"]
 """Tests of vLLM run where it is installed: ``make test-vllm``."""
 
 
-def pytest_collection_finish() -> None:
-    """Take tests and imports out of the garbage collector's sight: they stay to the end. To look at
-    all of them takes half a second."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector away from tests and imports. They stay to the end, and looking at
+    all of them takes half a second, a dozen times while they come."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -19,13 +19,6 @@ KEY, SECRET = "key-of-a-test", "secret-of-a-test"
 _FOREIGN = frozenset({"HOME", "PATH", "TMPDIR", "LANG", "OMP_NUM_THREADS", "VIRTUAL_ENV"})
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the stores' packages warn, which is not ours to mend."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("default"))
-
-
 class StoreServer:
     """A process that serves objects on a port of loopback, from its memory."""
 

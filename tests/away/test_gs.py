@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pipeline.training.checkpoints import latest_checkpoint
 from pipeline.training.mirror.fetching import fetch_run
 from pipeline.training.mirror.layout import list_copies
 from tests.away.conftest import StoreServer
 from tests.pipeline.training.mirror.mirrored import mirrored_run
+
+# the stores' packages warn, which is not ours to mend
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 def test_a_run_is_copied_to_gs_and_fetched_with_every_digest(gs: StoreServer, tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ from tests.away.conftest import KEY, SECRET, StoreServer
 from tests.pipeline.op_config import op_config
 from tests.pipeline.training.mirror.mirrored import MirroredRun, mirrored_run
 
+# the stores' packages warn, which is not ours to mend
+pytestmark = pytest.mark.filterwarnings("default")
+
 URL = "s3://bucket/runs"
 
 
