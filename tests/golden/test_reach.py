@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,15 +37,16 @@ def _called_by_adapters(family: str) -> set[tuple[str, str]]:
     called: set[tuple[str, str]] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
-        parts = _place(frame)
-        is_called = parts[:1] in _SHIPPED or parts[:2] == ("tests", "oracle")
-        if event != "call" or "<" in frame.f_code.co_name or not is_called:
+        if event != "call" or "<" in frame.f_code.co_name:
+            return
+        parts = _place(frame.f_code.co_filename)
+        if parts[:1] not in _SHIPPED and parts[:2] != ("tests", "oracle"):
             return
         caller = frame.f_back
         # In between are frames that check shapes, or run the event loop.
-        while caller is not None and not _place(caller):
+        while caller is not None and not _place(caller.f_code.co_filename):
             caller = caller.f_back
-        if caller is not None and _place(caller)[:3] == ("tests", "golden", "adapters"):
+        if caller is not None and _place(caller.f_code.co_filename)[:3] == ("tests", "golden", "adapters"):
             called.add((".".join(parts), frame.f_code.co_qualname))
 
     for inputs in _one_of_each_kind(family):
@@ -56,9 +58,10 @@ def _called_by_adapters(family: str) -> set[tuple[str, str]]:
     return called
 
 
-def _place(frame: FrameType) -> tuple[str, ...]:
-    """Return the module of a frame's code in parts; none for code that is not the project's."""
-    path = Path(frame.f_code.co_filename)
+@cache
+def _place(file: str) -> tuple[str, ...]:
+    """Return a module in parts; none for a file that is not the project's."""
+    path = Path(file)
     parts = path.relative_to(ROOT).with_suffix("").parts if path.is_relative_to(ROOT) else ()
     return parts if parts[:1] in (*_SHIPPED, ("tests",)) else ()
 
