@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from pipeline.data.tokenizer import load_text_tokenizer
 from protocol.errors import DataError
@@ -14,28 +14,29 @@ from protocol.errors import DataError
 MESSAGES = [{"role": "system", "content": "hé"}, {"role": "user", "content": 'a "b" <c>\n'}]
 
 
-def test_it_agrees_with_transformers_and_does_not_import_it(model_folder: Path) -> None:
+def test_it_imports_no_transformers(model_folder: Path) -> None:
     code = """
-import json, sys
+import sys
 from pathlib import Path
 from pipeline.data.tokenizer import load_text_tokenizer
-folder, messages = Path(sys.argv[1]), json.loads(sys.argv[2])
-ours = load_text_tokenizer(folder)
-rendered = ours.render_chat(messages)
+load_text_tokenizer(Path(sys.argv[1])).render_chat([{"role": "user", "content": "x"}])
 assert not {"torch", "transformers"} & set(sys.modules)
-from transformers import AutoTokenizer
-theirs = AutoTokenizer.from_pretrained(folder)
-assert rendered[0] == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-assert rendered[1] == theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
-assert ours.eos_token_id == theirs.eos_token_id
-for text in ("", "plain", "caf\\u00e9 \\U0001f600 , don 't ."):
-    tokens = ours.encode(text)
-    assert tokens == theirs(text, truncation=False)["input_ids"], text
-    assert ours.decode([*tokens, ours.eos_token_id]) == theirs.decode(tokens, skip_special_tokens=True) == text
 """
-    arguments = [sys.executable, "-W", "ignore", "-c", code, str(model_folder), json.dumps(MESSAGES)]
+    arguments = [sys.executable, "-c", code, str(model_folder)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+def test_it_agrees_with_transformers(model_folder: Path) -> None:
+    ours, theirs = load_text_tokenizer(model_folder), AutoTokenizer.from_pretrained(model_folder)
+    rendered = ours.render_chat(MESSAGES)
+    assert rendered[0] == theirs.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    assert rendered[1] == theirs.apply_chat_template(MESSAGES, add_generation_prompt=True)["input_ids"]
+    assert ours.eos_token_id is not None and ours.eos_token_id == theirs.eos_token_id
+    for text in ("", "plain", "caf\u00e9 \U0001f600 , don 't ."):
+        tokens = ours.encode(text)
+        assert tokens == theirs(text, truncation=False)["input_ids"], text
+        assert ours.decode([*tokens, ours.eos_token_id]) == theirs.decode(tokens, skip_special_tokens=True) == text
 
 
 def test_special_tokens_are_added_to_plain_text_once_and_left_out_of_decoded_text(model_folder: Path) -> None:

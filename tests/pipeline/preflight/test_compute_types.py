@@ -10,6 +10,7 @@ from pipeline.config.load import load_config, to_toml
 from pipeline.preflight import compute_types
 from pipeline.preflight.compute_types import Decision, Measured, decide, judge, with_types
 from pipeline.runtime.machine import Machine
+from protocol.errors import DataError
 from tests.pipeline.op_config import op_config
 from workers.engines.compute_types import measure
 
@@ -70,18 +71,16 @@ def test_a_measurement_is_made_once_by_a_process_and_remembered(
 def test_a_measurement_that_fails_leaves_float32_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(compute_types, "FEWEST_WEIGHTS", 0)
-    decided = decide(undecided(tmp_path, "data.train=[]"), FAST)
-    assert decided is not None
-    assert decided.dtype == "float32"
-    assert "not measured" in decided.why
-
-
-def test_a_missing_model_is_left_to_the_checks_that_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(compute_types, "FEWEST_WEIGHTS", 0)
+    # which the checks name that come later
     decided = decide(undecided(tmp_path, "model.path=/no/such/model"), FAST)
     assert decided is not None
-    assert "/no/such/model" in decided.why
+    assert decided.dtype == "float32"
+    assert "not measured" in decided.why and "/no/such/model" in decided.why
+
+
+def test_without_data_nothing_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        measure(undecided(tmp_path, "data.train=[]"))
 
 
 @pytest.mark.parametrize(
