@@ -6,7 +6,7 @@ Engines around a model keep :class:`tests.workers.engines.model_contract.ModelCo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -78,6 +78,9 @@ def drain(engine: GenerationEngine, *, steps: int = 8) -> dict[TrajectoryId, Sam
             assert window.trajectory not in windows
             windows[window.trajectory] = window
     return windows
+
+
+_ALONE: dict[tuple[Any, ...], SampledWindow] = {}
 
 
 class GenerationContract(ABC):
@@ -167,14 +170,15 @@ class GenerationContract(ABC):
         with pytest.raises(EngineError, match="first weights"):
             bare.advance(1)
 
-    def whole(self, start, numbers: Iterable[int], **options: Any) -> dict[int, SampledWindow]:
-        """Sample each trajectory alone, in one window, in an engine of its own."""
-        alone = {}
+    def whole(self, start, numbers: Sequence[int], **options: Any) -> dict[int, SampledWindow]:
+        """Sample each trajectory alone, in one window, in an engine of its own, once for all tests of a class."""
         for number in numbers:
-            engine = start(num_slots=1)
-            engine.submit(request(number, window=LIMIT, **options))
-            alone[number] = drain(engine)[request(number).trajectory]
-        return alone
+            key = type(self), number, *options.items()
+            if key not in _ALONE:
+                engine = start(num_slots=1)
+                engine.submit(request(number, window=LIMIT, **options))
+                _ALONE[key] = drain(engine)[request(number).trajectory]
+        return {number: _ALONE[type(self), number, *options.items()] for number in numbers}
 
     @pytest.mark.parametrize(("window", "elsewhere"), [(1, True), (7, False), (7, True), (LIMIT, False)])
     def test_neither_slot_nor_batch_nor_window_split_nor_engine_changes_a_trajectory(
