@@ -192,37 +192,42 @@ def imported_anew(package: str) -> None:
     importlib.invalidate_caches()
 
 
-@pytest.mark.parametrize("changed", ["losses", "helper", "beside"])
 def test_a_changed_source_of_an_objective_is_refused_by_its_modules_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    package = f"sourced_{changed}"
+    package, beside = "sourced", "sourced_beside"
     folder = own_objectives(tmp_path, package)
-    beside = f"{package}_beside"
-    files = {"losses": f"{package}/losses.py", "helper": f"{package}/helper.py", "beside": f"{beside}.py"}
-    for name in ("helper", "beside"):
-        (folder / files[name]).write_text("FACTOR = 1.0\n")
-    losses = folder / files["losses"]
+    files = {f"{package}.losses": folder / package / "losses.py"}
+    for name, file in ((f"{package}.helper", folder / package / "helper.py"), (beside, folder / f"{beside}.py")):
+        file.write_text("FACTOR = 1.0\n")
+        files[name] = file
+    losses = files[f"{package}.losses"]
     extra = f"\n\nfrom {beside} import FACTOR as A\nfrom {package}.helper import FACTOR as B\n\n_ = A * B\n"
     losses.write_text(losses.read_text() + extra)
     own = {"name": f"{package}.losses:QuadraticPull", "path": [folder]}
     config = config_of(tmp_path, algorithm=own)
     Learning(config, 1).make(2).checkpoint()
     [segment] = read_log(config.run_dir / "updates")
-    assert segment.start.sources.keys() == {f"{package}.losses", f"{package}.helper", beside}
+    assert segment.start.sources.keys() == files.keys()
     assert replayed(config).num_equal == 2
-    source = folder / files[changed]
-    source.write_text(source.read_text() + "# another\n")
-    imported_anew(package)
-    imported_anew(beside)
-    name = files[changed].removesuffix(".py").replace("/", ".")
-    with pytest.raises(
-        DataError, match=rf"{re.escape(name)} of the run's objective changed since learner#1 .*no-check"
-    ):
-        replayed(config)
+
+    def change(source: Path, text: str) -> None:
+        source.write_text(text)
+        imported_anew(package)
+        imported_anew(beside)
+
+    for name, source in files.items():
+        as_it_was = source.read_text()
+        change(source, as_it_was + "# another\n")
+        with pytest.raises(
+            DataError, match=rf"{re.escape(name)} of the run's objective changed since learner#1 .*no-check"
+        ):
+            replayed(config)
+        change(source, as_it_was)
+    change(losses, losses.read_text() + "# another\n")
     assert main([str(config.run_dir), "--no-check"]) == 0
-    assert f"{name} of the run's objective changed" in capsys.readouterr().out
-    assert replayed(config, check=False).environment.keys() == {f"source of {name}"}
+    assert f"{package}.losses of the run's objective changed" in capsys.readouterr().out
+    assert replayed(config, check=False).environment.keys() == {f"source of {package}.losses"}
 
 
 def test_a_range_begins_at_a_checkpoint_and_gives_the_weights_of_its_last_version(tmp_path: Path) -> None:

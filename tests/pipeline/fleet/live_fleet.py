@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ Change = Callable[[int, Worker], Worker | None]
 """From ``BREAKS_S`` on, by the seconds since then; None: it has departed."""
 
 
+@cache
 def role_of(name: str) -> Role:
     return Role(name.partition("-")[0])
 
