@@ -20,7 +20,7 @@ from pipeline.plan.costs import Costs, GeneratorCosts, LearnerCosts, WeightsCost
 from pipeline.plan.devices import PER_HOST, Device
 from pipeline.plan.transformer import Transformer
 from pipeline.plan.workload import Workload
-from pipeline.preflight.device_memory import DeviceNeed, device_need, generator_parts, learning_plan
+from pipeline.preflight.device_memory import DeviceNeed, device_need, generator_parts, largest_share, learning_plan
 from pipeline.preflight.memory_needs import HEAD_BYTES, activation_bytes
 
 SLOTS: Final = 256
@@ -132,11 +132,16 @@ class Roles:
         parts = dict[str, int]()
         for name, size in whole.parts.items():
             lowest = shared.get(name, 0)
-            is_shared = bool(lowest) and (split.backend in ("fsdp2", "pipeline") or split.stage >= lowest)
+            is_shared = bool(lowest) and (split.backend == "fsdp2" or split.stage >= lowest)
             parts[name] = 0 if split.offload and name == "optimiser" else size // (split.ranks if is_shared else 1)
-        if split.backend == "pipeline" and "weights in bfloat16" in parts:
-            parts["weights in bfloat16"] //= split.ranks
-        elif split.ranks > 1 and (split.stage == 3 or split.backend == "fsdp2") and "weights in bfloat16" in parts:
+        if split.backend == "pipeline":
+            share = largest_share(self.model.shape, tuple(range(split.ranks)))
+            parts |= {
+                name: int(parts[name] * share.weights) for name in (*shared, "weights in bfloat16") if name in parts
+            }
+            kept = share.layers * split.ranks
+            return DeviceNeed(parts, whole.layers, int(kept * whole.of_layer), int(kept * whole.of_input))
+        if split.ranks > 1 and (split.stage == 3 or split.backend == "fsdp2") and "weights in bfloat16" in parts:
             # a layer at a time, and the embedding
             embedding = self.model.vocabulary * self.model.hidden
             parts["weights in bfloat16"] = 2 * 2 * self.model.num_weights // self.model.layers + 4 * embedding

@@ -92,7 +92,7 @@ class Transformer:
         """As memory is planned with."""
         return Shape(
             self.num_weights, self.layers, self.hidden, self.intermediate, self.key_heads * self.head_dim, self.vocabulary,
-            bool(self.experts),
+            bool(self.experts), self.is_tied,
         )  # fmt: skip
 
 

@@ -8,6 +8,9 @@ A learning worker, with P weights (tied ones once), on each of its devices:
                 + the logits alive at once, and the head's gradient
     per token   what each layer keeps for its backward pass, or its input alone where it is recomputed
 
+Ranks share the fixed part; of a pipeline it is that of the rank with most weights (``largest_share``), and per token of
+that with most layers, which keeps a micro-batch for each rank.
+
 On an H100 (80 GB), in bfloat16, that is 38 GB for 0.5 B weights and micro-batches of 16,384 tokens,
 where 33 GiB were measured, and 58 GB for 1.5 B and 8,192, where 52 GiB were. What a layer keeps was
 counted (``tests/workers/engines/model/test_recomputing.py``); a tenth more is for passing work."""
@@ -17,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from pipeline.config.gpus import gpus_each, gpus_of
@@ -30,6 +34,8 @@ from pipeline.preflight.memory_needs import (
     frozen_bytes,
     recomputed_layers,
 )
+from pipeline.schedule.layers import cut_layers
+from pipeline.schedule.stages import stage_ranks
 from pipeline.supervisor.fleet_size import desired_counts
 from pipeline.supervisor.standbys import ITEM_BYTES
 from protocol.ids import Role
@@ -83,6 +89,35 @@ class DeviceNeed:
         return max(0, min(MOST_TOKENS, fitting))
 
 
+@dataclass(frozen=True, slots=True)
+class LargestShare:
+    """What the rank of a pipeline with most of it has of a model."""
+
+    weights: float
+    layers: float
+
+
+@cache
+def largest_share(shape: Shape, ranks: tuple[int, ...]) -> LargestShare:
+    """Return the largest shares of the ranks of a pipeline whose stages are on ``ranks``.
+
+    With experts, as if a token multiplied all of them. More stages than layers, which no learner starts with, share the
+    model evenly."""
+    if len(ranks) > shape.layers:
+        return LargestShare(1 / len({*ranks}), 1 / len({*ranks}))
+    embedding = shape.vocabulary * shape.hidden
+    layer = max(1, (shape.num_weights - embedding * (1 if shape.is_tied else 2)) // shape.layers)
+    stages = cut_layers([*[layer] * (shape.layers - 1), layer + embedding], len(ranks))
+    layers, weights = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
+    for rank, stage in zip(ranks, stages, strict=True):
+        layers[rank] += len(stage)
+        weights[rank] += len(stage) * layer
+    weights[ranks[0]] += embedding
+    if not shape.is_tied or ranks[-1] != ranks[0]:
+        weights[ranks[-1]] += embedding
+    return LargestShare(max(weights.values()) / shape.num_weights, max(layers.values()) / shape.layers)
+
+
 def device_need(config: RunConfig, shape: Shape, *, is_value: bool = False) -> DeviceNeed:
     section = config.value if is_value else config.learner
     dtype = config.types.value if is_value else config.types.learner
@@ -94,12 +129,20 @@ def device_need(config: RunConfig, shape: Shape, *, is_value: bool = False) -> D
     trained = shape.layers * rank * around * _FP32 if rank else whole
     state = int(trained * (2.0 if is_value else STATE_SHARE.get(config.learner.optimizer, 2.0)))
     parts = {"weights": weights, "adapter": trained if rank else 0, "gradients": trained, "optimiser": state}
-    parts = {name: size // section.ranks for name, size in parts.items()}
+    share, kept = 1 / section.ranks, 1.0
+    if section.backend == "pipeline":
+        pipe = config.learner.pipeline
+        found = largest_share(shape, tuple(stage_ranks(pipe.schedule, section.ranks, pipe.stages)))
+        # a micro-batch for each rank
+        share, kept = found.weights, found.layers * section.ranks
+    parts = {name: int(size * share) for name, size in parts.items()}
     if dtype == "bfloat16":
         embedding = shape.vocabulary * shape.hidden
         # what is kept in bfloat16 needs no copy, but ranks gather a layer and the embedding
         copied = (shape.num_weights if weights == whole else embedding) * _HALF
         gathered = shape.num_weights * _HALF // shape.layers + embedding * _FP32
+        if section.backend == "pipeline":
+            copied = int(copied * share)
         parts["weights in bfloat16"] = copied + (gathered if weights < whole and section.ranks > 1 else 0)
     if not is_value:
         head = shape.vocabulary * shape.hidden * _FP32 if not rank else 0
@@ -108,7 +151,7 @@ def device_need(config: RunConfig, shape: Shape, *, is_value: bool = False) -> D
     split = of_intermediate * shape.intermediate + of_keys * shape.key_width
     # tensor parallelism keeps whole hidden states
     numbers = of_hidden * shape.hidden + split / section.tensor_parallel
-    return DeviceNeed(parts, shape.layers, int(numbers * ITEM_BYTES[dtype]), shape.hidden * _FP32)
+    return DeviceNeed(parts, shape.layers, int(kept * numbers * ITEM_BYTES[dtype]), int(kept * shape.hidden * _FP32))
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ class Shape:
     """Key heads times their width."""
     vocabulary: int
     has_experts: bool = False
+    is_tied: bool = False
+    """Whether the head is the embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +338,8 @@ def shape_of(config: Mapping[str, Any], num_weights: int) -> Shape | None:
         return None
     vocabulary = int(text.get("vocab_size") or 0)
     has_experts = any(text.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
-    shape = Shape(num_weights, layers, hidden, intermediate, keys * head_dim, vocabulary, has_experts)
+    is_tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings")))
+    shape = Shape(num_weights, layers, hidden, intermediate, keys * head_dim, vocabulary, has_experts, is_tied)
     return shape if num_weights else None
 
 

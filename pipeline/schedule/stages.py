@@ -70,6 +70,14 @@ class StageOrders:
         return self.order(most)
 
 
+def stage_ranks(schedule: str | Path, num_ranks: int, num_stages: int = 0) -> list[int]:
+    """Return the rank of each stage without finding an order; a file's stages are taken to be placed as those of search."""
+    row = list(range(num_ranks))
+    named = NAMED.get(str(schedule))
+    placed = named.shape if named is not None else "wave" if num_stages > num_ranks else "V"
+    return {"V": row, "loop": [*row, *row], "wave": [*row, *reversed(row)]}[placed]
+
+
 def stage_orders(
     schedule: str | Path, num_ranks: int, num_stages: int = 0, *, memory: int = 0, recomputes: bool = False
 ) -> StageOrders:

@@ -12,6 +12,7 @@ from pipeline.preflight.device_memory import (
     GOOD_TOKENS,
     LEAST_TOKENS,
     MOST_TOKENS,
+    DeviceNeed,
     device_need,
     learning_plan,
     share_card,
@@ -222,3 +223,20 @@ def test_a_shape_is_read_off_a_configuration() -> None:
     }  # fmt: skip
     assert shape_of(config, 494_032_768) == HALF_B
     assert shape_of({}, 5) is None
+
+
+def test_a_pipeline_is_planned_for_the_rank_that_has_most_of_it(tmp_path: Path) -> None:
+    shape = replace(ONE_AND_A_HALF_B, is_tied=True)
+
+    def need(*overrides: str) -> DeviceNeed:
+        return device_need(op_config(tmp_path, "learner.ranks=4", BF16, *overrides), shape)
+
+    pipeline, sharded = need("learner.backend=pipeline"), need("learner.backend=fsdp2")
+    embedding, layer = 151_936 * 1536, 46_797_824
+    # 8, 8, 8 and 4 layers: the first rank has the embedding besides
+    assert pipeline.parts["weights"] == pytest.approx(4 * (embedding + 8 * layer), rel=1e-3)
+    assert pipeline.parts["weights"] > sharded.parts["weights"]
+    assert pipeline.per_token() == pytest.approx(sharded.per_token() * 4 * 8 / 28, rel=1e-3)
+    # both ends of the model are on one rank
+    there_and_back = need("learner.backend=pipeline", "learner.pipeline.schedule=zb-v")
+    assert there_and_back.parts["weights"] == pytest.approx(4 * (embedding + (3 + 1) * layer), rel=1e-3)

@@ -13,7 +13,7 @@ from pipeline.schedule.plan import make_plan
 from pipeline.schedule.play import play
 from pipeline.schedule.search import search
 from pipeline.schedule.shapes import Costs, shape
-from pipeline.schedule.stages import NAMED, stage_orders
+from pipeline.schedule.stages import NAMED, stage_orders, stage_ranks
 from protocol.errors import ConfigError
 
 
@@ -22,6 +22,7 @@ from protocol.errors import ConfigError
 def test_each_schedule_has_orders_of_any_number_of_micro_batches(schedule: str, num_ranks: int) -> None:
     found = stage_orders(schedule, num_ranks)
     assert set(found.ranks) == set(range(num_ranks))
+    assert stage_ranks(schedule, num_ranks) == found.ranks
     for wanted in (1, 2, num_ranks + 1, 4 * num_ranks):
         orders = found.orders(wanted)
         num = 1 + max(step.micro_batch for step in orders[0])
@@ -43,7 +44,7 @@ def test_a_search_keeps_to_its_memory_and_does_no_worse_than_1f1b_with_as_much()
 
 
 def test_two_stages_a_rank_go_there_and_back() -> None:
-    assert stage_orders("search", 2, 4).ranks == [0, 1, 1, 0]
+    assert stage_orders("search", 2, 4).ranks == stage_ranks("search", 2, 4) == [0, 1, 1, 0]
     assert stage_orders("interleaved", 2, 4).ranks == [0, 1, 0, 1]
     assert stage_orders("1f1b", 2).ranks == stage_orders("search", 2, 2).ranks == [0, 1]
 

@@ -57,14 +57,14 @@ def check_gradients(
     found = stage_orders(schedule, group.size, stages)
     plan = StagePlan(found.ranks, micro_batches, found.orders)
     samples = make_samples(17, with_old=True)
-    alone = prepare_packed(tiny_model(num_hidden_layers=4, seed=1, **changes))
+    changes = {"num_hidden_layers": 4, "seed": 1} | changes
+    alone = prepare_packed(tiny_model(**changes))
     micros = plan_micro_batches(SharedPrefixes.of([sample.tokens for sample in samples]), 512)
     sums = accumulate_gradient(PackedPolicy(alone, FORWARD), samples, RULE, micros, torch.device("cpu"))
     truth = batch_totals(samples, RULE, sums)
 
     ranks = Ranks(group, Lead(group, timeout_s=1e6))
-    model = tiny_model(num_hidden_layers=4, seed=1, **changes)
-    training = make_training(model, forward, OptimizerSettings(1e-3), ranks, stages=plan)
+    training = make_training(tiny_model(**changes), forward, OptimizerSettings(1e-3), ranks, stages=plan)
     assert isinstance(training, PipelinedTraining)
     # as its step does, on every rank
     got = batch_totals(samples, RULE, training._over_ranks(training._accumulate(samples, RULE)))
@@ -148,6 +148,8 @@ def check(group: Group) -> None:
     # split passes, and a head whose gradient is made in parts
     in_parts = replace(FORWARD, head_bytes=10 * 3 * 8 * VOCABULARY)
     check_gradients(group, "1f1b")
+    # the head is as dear as four layers, so the last stage has one of them
+    check_gradients(group, "1f1b", num_hidden_layers=6, vocab_size=3000)
     check_gradients(group, "search", micro_batches=3)
     with tempfile.TemporaryDirectory() as folder:
         check_gradients(group, planned(folder, group.size), micro_batches=5)

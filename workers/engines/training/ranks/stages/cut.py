@@ -3,19 +3,20 @@
 A stage is a shallow copy of the whole model that shares its parameters. Before its layers a stand-in hands on the states
 that have been received, in place of the embedding too; after them one ends the pass. So a stage runs the model's own
 code, and a layer keeps its number, by which some models choose its kind of attention. The first stage has the embedding,
-the last one the norm and the head."""
+the last one the norm and the head, and fewer layers for it: ``costs`` counts what a token multiplies."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from pipeline.schedule.layers import cut_layers
 from protocol.errors import EngineError
 from workers.engines.model.packed import PackedTokens
 from workers.engines.model.trial import backbone, difference, trial, trial_tokens
@@ -100,15 +101,14 @@ def make_stages(model: PreTrainedModel, settings: ForwardSettings, num_stages: i
 
     Raises EngineError if it has too few layers, a stage is frozen as a whole, or its parts are not where they should be."""
     name = type(model).__name__
-    base = backbone(model)
-    num_layers = len(list(base.get_submodule(_layers_name(base)).children()))
+    of_layers = costs(model)
+    num_layers = len(of_layers)
     if num_stages > num_layers:
         raise EngineError(
             f"{name} has {num_layers} layers, which cannot be {num_stages} stages; expected at least one layer a stage: lower "
             "learner.pipeline.stages"
         )
-    bounds = [num_layers * number // num_stages for number in range(num_stages + 1)]
-    layers = [range(*pair) for pair in pairwise(bounds)]
+    layers = cut_layers(of_layers, num_stages)
     stages = [Stage(model, settings, index, layers) for index in range(num_stages)]
     for stage in stages:
         if not any(parameter.requires_grad for parameter in stage.parameters()):
@@ -117,6 +117,23 @@ def make_stages(model: PreTrainedModel, settings: ForwardSettings, num_stages: i
                 "parameter that is trained; leave one out of learner.freeze, or lower learner.pipeline.stages"
             )
     return stages
+
+
+def costs(model: PreTrainedModel) -> list[int]:
+    """Return the weights of each layer that a token multiplies; the last layer's with the head, tied or not.
+
+    So a pass costs as much, forward and backward, but for attention and for prompts, whose tokens skip the head."""
+    base = backbone(model)
+    used = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
+
+    def multiplied(part: torch.nn.Module | None) -> int:
+        # joint weights of experts are [experts, out, in]
+        matrices = [weight.shape for weight in part.parameters() if weight.ndim > 1] if part is not None else []
+        return sum(math.prod(shape[-2:]) * (used or shape[0] if len(shape) > 2 else 1) for shape in matrices)
+
+    found = [multiplied(layer) for layer in base.get_submodule(_layers_name(base)).children()]
+    found[-1] += multiplied(model.get_output_embeddings())
+    return found
 
 
 def _try(model: PreTrainedModel, settings: ForwardSettings, stages: Sequence[Stage]) -> None:
