@@ -154,8 +154,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     command = f"python -m ops.bench.demos --seeds {options.seeds}"
     options.out.mkdir(parents=True, exist_ok=True)
-    page = as_markdown(told, command)
-    (options.out / "demos.md").write_text(page, encoding="utf-8")
+    page, place = as_markdown(told, command), options.out / "demos.md"
+    # sections below the table are other runs'
+    _, mark, below = place.read_text(encoding="utf-8").partition("\n## ") if place.is_file() else ("", "", "")
+    place.write_text(page + mark + below, encoding="utf-8")
     found: dict[str, Any] = provenance("demos", ["--seeds", str(options.seeds)], bars=BARS)
     found["runs"] = [asdict(run) for run in told]
     (options.out / "demos.json").write_text(json.dumps(found) + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.bench.demos import as_markdown, is_finished, read_figures
+from ops.bench.demos import as_markdown, is_finished, main, read_figures
 from pipeline.config.load import load_config, resolve_paths, write_resolved
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, UpdateRow, run_history
 
@@ -51,3 +51,12 @@ def test_a_demo_is_well_when_its_last_version_reaches_the_bar_and_clipping_had_w
 def test_a_run_that_was_not_evaluated_after_its_last_update_is_made_again(tmp_path: Path) -> None:
     assert not is_finished(run_of(tmp_path / "run", accuracies={0: 0.4, 2: 0.95}, clipped=0.1))
     assert not is_finished(tmp_path / "none")
+
+
+def test_the_sections_below_the_table_outlast_a_new_table(tmp_path: Path) -> None:
+    page = tmp_path / "demos.md"
+    page.write_text("# The demos\n\nstale\n\n## Others\n\nkept\n")
+    run_of(tmp_path / "demo-seed-0", accuracies={0: 0.4, 3: 0.95}, clipped=0.1)
+    main(["--no-runs", "--work", str(tmp_path), "--out", str(tmp_path)])
+    text = page.read_text()
+    assert "stale" not in text and "**95.0**" in text and text.endswith("## Others\n\nkept\n")
