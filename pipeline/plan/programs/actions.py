@@ -20,6 +20,8 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
     output: str
     keep: bool = True
     """Keep what the backward pass needs."""
+    forgotten: tuple[int, ...] = ()
+    """Numbers of the inputs that are not kept, since the backward pass gets them again."""
 
 
 class Backward(msgspec.Struct, frozen=True, tag=True):
@@ -32,6 +34,8 @@ class Backward(msgspec.Struct, frozen=True, tag=True):
     """Of its output; None: it is the loss, and 1."""
     outputs: tuple[str | None, ...]
     """By input; None: not wanted."""
+    again: tuple[str, ...] = ()
+    """The inputs that the forward pass has forgotten."""
 
 
 class Cut(msgspec.Struct, frozen=True, tag=True):
@@ -104,7 +108,7 @@ def reads(action: Action) -> tuple[str, ...]:
         case Forward():
             return action.inputs
         case Backward():
-            return () if action.gradient is None else (action.gradient,)
+            return action.again if action.gradient is None else (action.gradient, *action.again)
         case Join() | Add():
             return action.sources
         case Cut() | Divide() | Collective() | Send():

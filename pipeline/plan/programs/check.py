@@ -6,6 +6,7 @@ loss and to the gradients. All of it follows from the actions and from the model
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,20 +91,46 @@ class _Fault(Exception):
     """What is wrong, without where."""
 
 
-def check_program(model: Model, program: Program) -> None:
-    """Return if every device of ``program`` gets loss and gradients of ``model``. Raises ConfigError with the first fault:
-    which device, which operator or collective, which tensor, what is wrong with it."""
-    _Player(model, program).play()
+class Moved(NamedTuple):
+    """A collective or a send that was played."""
+
+    kind: Kind
+    """A send is a move."""
+    devices: tuple[int, ...]
+    """Of a send: from which to which."""
+    tensor: str
+    micro_batch: int
+    """-1 for a parameter, its gradient, and the loss."""
+    is_gradient: bool
+    elements: int
+    """That each device gives."""
+
+    @property
+    def sent(self) -> float:
+        """Elements that each device sends: of a collective in a ring (Patarasu and Yuan 2009)."""
+        n = len(self.devices)
+        shares = {Kind.ALL_REDUCE: 2 * (n - 1) / n, Kind.ALL_GATHER: n - 1, Kind.MOVE: 1.0}
+        return shares.get(self.kind, (n - 1) / n) * self.elements
+
+
+def check_program(model: Model, program: Program) -> tuple[Moved, ...]:
+    """Return what moves in a program of which every device gets loss and gradients of ``model``. Raises ConfigError with
+    the first fault: which device, which operator or collective, which tensor, what is wrong with it."""
+    player = _Player(model, program)
+    player.play()
+    return tuple(player.moved)
 
 
 class _Player:
     def __init__(self, model: Model, program: Program) -> None:
         self._model, self._program = model, program
+        self.moved = list[Moved]()
         self._values = [
             {each.value: _single(each.box, _Tensor(each.tensor, each.micro_batch), _GIVEN) for each in row}
             for row in program.given
         ]
-        self._kept: list[set[tuple[str, int, Box]]] = [set() for _ in program.actions]
+        self._kept: list[dict[tuple[str, int, Box], tuple[int, ...]]] = [{} for _ in program.actions]
+        """What has been computed and kept, with the inputs that have been forgotten."""
         self._sent: dict[tuple[int, int, int], _Value] = {}
         """By tag, sender and receiver."""
         self._computed_on: defaultdict[tuple[_Source, Box], set[int]] = defaultdict(set)
@@ -158,6 +185,7 @@ class _Player:
                 if key in self._sent or not 0 <= action.to < len(self._values) or action.to == device:
                     raise _Fault(f"tag {action.tag} goes to device {action.to} twice, or to no other device")
                 self._sent[key] = given[0]
+                self._note(Kind.MOVE, (device, action.to), given[0])
             case Receive():
                 value = self._sent.pop((action.tag, action.source, device))
                 if value.shape != action.shape:
@@ -197,14 +225,22 @@ class _Player:
     def _forward(self, device: int, action: Forward, given: Sequence[_Value]) -> _Value:
         operator = self._operator(action)
         rule = operator.rule
-        for number, (name, value) in enumerate(zip(operator.inputs, given, strict=True)):
-            micro = -1 if name in self._model.parameters else action.micro_batch
-            self._check_value(value, _Tensor(name, micro), rule.part(rule.inputs[number], action.box))
+        if len(given) != len(operator.inputs):
+            raise _Fault(f"reads {len(given)} values; expected {len(operator.inputs)}")
+        for number, value in enumerate(given):
+            self._check_input(operator, number, value, action)
         if action.keep:
-            self._kept[device].add((action.operator, action.micro_batch, action.box))
+            if not set(action.forgotten) <= set(range(len(given))):
+                raise _Fault(f"forgets inputs {list(action.forgotten)} of {len(given)}")
+            self._kept[device][action.operator, action.micro_batch, action.box] = action.forgotten
         micro = -1 if operator.output == self._model.loss else action.micro_batch
         terms = self._terms(device, action, _OUTPUT, rule.rest(rule.output, action.box))
         return _single(rule.part(rule.output, action.box), _Tensor(operator.output, micro), terms)
+
+    def _check_input(self, operator: Operator, number: int, value: _Value, action: Forward | Backward) -> None:
+        name = operator.inputs[number]
+        micro = -1 if name in self._model.parameters else action.micro_batch
+        self._check_value(value, _Tensor(name, micro), operator.rule.part(operator.rule.inputs[number], action.box))
 
     def _backward(self, device: int, action: Backward, given: Sequence[_Value]) -> None:
         operator = self._operator(action)
@@ -212,12 +248,18 @@ class _Player:
         key = action.operator, action.micro_batch, action.box
         if key not in self._kept[device]:
             raise _Fault("its forward pass kept nothing on this device, or it was used already")
-        self._kept[device].remove(key)
-        if (action.gradient is None) != (operator.output == self._model.loss):
-            raise _Fault(f"expected {'no gradient for the loss' if given else f'the gradient of {operator.output}'}")
-        for value in given:
+        forgotten, has_gradient = self._kept[device].pop(key), action.gradient is not None
+        if has_gradient == (operator.output == self._model.loss):
+            raise _Fault(
+                f"expected {'no gradient for the loss' if has_gradient else f'the gradient of {operator.output}'}"
+            )
+        if len(action.again) != len(forgotten):
+            raise _Fault(f"gets {len(action.again)} inputs again; expected those that were forgotten, {len(forgotten)}")
+        for value in given[:1] if has_gradient else []:
             tensor = _Tensor(operator.output, action.micro_batch, is_gradient=True)
             self._check_value(value, tensor, rule.part(rule.output, action.box))
+        for number, value in zip(forgotten, given[has_gradient:], strict=True):
+            self._check_input(operator, number, value, action)
         for number, (name, output) in enumerate(zip(operator.inputs, action.outputs, strict=True)):
             if output is not None:
                 micro = -1 if name in self._model.parameters else action.micro_batch
@@ -229,6 +271,11 @@ class _Player:
         term = _Source(action.operator, action.micro_batch, place), rest
         self._computed_on[term].add(device)
         return {term: Fraction(1)}
+
+    def _note(self, kind: Kind, devices: tuple[int, ...], value: _Value) -> None:
+        tensor = value.regions[0].tensor
+        elements = math.prod(value.shape)
+        self.moved.append(Moved(kind, devices, tensor.name, tensor.micro_batch, tensor.is_gradient, elements))
 
     # -- what is expected ----------------------------------------------------------------------------
 
@@ -321,6 +368,7 @@ class _Player:
         if len(calls) < len(rows):
             return False
         given = [self._value(each, call.source) for each, call in zip(action.devices, calls, strict=True)]
+        self._note(action.kind, action.devices, given[0])
         for each, call, value in zip(action.devices, calls, _exchanged(action, given), strict=True):
             self._put(each, call.output, value)
             self._places[each] += 1
@@ -423,7 +471,10 @@ def _divided(value: _Value, by: int) -> _Value:
 
 def _exchanged(action: Collective, given: Sequence[_Value]) -> list[_Value]:
     """Return what each device of a collective gets."""
-    n = len(given)
+    n, axes = len(given), range(len(given[0].shape))
+    is_sum = action.kind is Kind.ALL_REDUCE
+    if not is_sum and (action.axis not in axes or (action.kind is Kind.ALL_TO_ALL and action.to_axis not in axes)):
+        raise _Fault(f"joins or cuts {_content(given[0])} along an axis that it does not have")
 
     def parts(value: _Value, axis: int) -> list[_Value]:
         if value.shape[axis] % n:

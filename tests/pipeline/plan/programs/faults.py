@@ -288,6 +288,23 @@ def _other_given(rows: Rows, rng: random.Random) -> bool:
     return True
 
 
+def _other_again(rows: Rows, rng: random.Random) -> bool:
+    """A backward pass gets another parameter of one form again."""
+    found = []
+    for row in rows:
+        again = [(place, action) for place, action in enumerate(row) if isinstance(action, Backward) and action.again]
+        for (place, one), (_, other) in permutations(again, 2):
+            is_alike = one.operator.partition(".")[0] == other.operator.partition(".")[0] and one.box == other.box
+            if is_alike and one.operator != other.operator and len(one.again) == len(other.again):
+                found.append((row, place, replace(one, again=other.again)))
+    chosen = _choose(rng, found)
+    if chosen is None:
+        return False
+    row, place, action = chosen
+    row[place] = action
+    return True
+
+
 FAULTS: dict[str, Fault] = {
     "missing all-reduce": _on_one(Kind.ALL_REDUCE)(lambda c: [Add((c.source,), c.output)]),
     "wrong axis": _wrong_axis,
@@ -321,4 +338,9 @@ FAULTS: dict[str, Fault] = {
     "nothing kept for the backward pass": _nothing_kept,
     "another device's shard": _wrong_shard,
     "another parameter, or other data": _other_given,
+    "another parameter again": _other_again,
+    "nothing gathered again": _instead(Backward, lambda b: replace(b, again=()), lambda b: bool(b.again)),
+    "forgotten, and not gathered again": _instead(
+        Forward, lambda f: replace(f, forgotten=(0,)), lambda f: f.keep and not f.forgotten
+    ),
 }

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from pipeline.plan.programs.actions import Program
 from pipeline.plan.programs.operators import Model, Operator
 from pipeline.plan.programs.placing import Placed, Stage, place
-from pipeline.plan.programs.preserve import preserve
+from pipeline.plan.programs.preserve import Zero, preserve
 from pipeline.plan.programs.split import Split, transform
 from pipeline.schedule.baselines import known_orders
 from pipeline.schedule.blocks import Block, Placement, chain
@@ -95,15 +95,16 @@ class Drawn:
     words: str
     model: Model
     placed: Placed
+    zero: Zero
 
     @cached_property
     def program(self) -> Program:
-        return preserve(self.placed)
+        return preserve(self.placed, self.zero)
 
 
 def draw(rng: random.Random, devices: int) -> Drawn:
     """Return a random plan on 2 or 4 devices: data, tensor, sequence and pipeline splits, copies, co-shards, recomputation,
-    embeddings over all devices, and the orders that their shapes have."""
+    embeddings over all devices, parameters stored in parts, and the orders that their shapes have."""
     while True:
         try:
             return _draw(rng, devices)
@@ -139,10 +140,13 @@ def _draw(rng: random.Random, devices: int) -> Drawn:
     micros = rng.choice([1, 2, 3, 4])
     how, orders = _orders(rng, placement, micros)
     placed = place(model, transform(model, splits), stages, placement, orders)
+    zeros: list[Zero] = [0, 0, 1, 2, 3, 3]
+    zero = rng.choice(zeros)
     words = (
-        f"{name} of {num_groups} groups, {'wild' if wild else mode}, {how}, {placed.num_micro_batches} micro-batches"
+        f"{name} of {num_groups} groups, {'wild' if wild else mode}, {how}, {placed.num_micro_batches} micro-batches, "
+        f"ZeRO {zero}"
     )
-    return Drawn(words, model, placed)
+    return Drawn(words, model, placed, zero)
 
 
 def _orders(rng: random.Random, placement: Placement, micros: int) -> tuple[str, Orders]:

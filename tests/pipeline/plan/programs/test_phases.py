@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
 
+from pipeline.plan.layouts.boxes import size
 from pipeline.plan.layouts.vectors import Kind
-from pipeline.plan.programs.actions import Backward, Collective, Forward, Program, Send
+from pipeline.plan.programs.actions import Backward, Collective, Drop, Forward, Program, Send, reads
 from pipeline.plan.programs.check import check_program
 from pipeline.plan.programs.operators import Model, Operator, read_rule
 from pipeline.plan.programs.placing import Stage, place
-from pipeline.plan.programs.preserve import preserve
+from pipeline.plan.programs.preserve import Zero, preserve
 from pipeline.plan.programs.split import Split, shards_of, transform
 from pipeline.schedule.baselines import known_orders
 from pipeline.schedule.shapes import shape
@@ -115,10 +117,10 @@ def test_each_device_follows_its_order() -> None:
 # -- dependencies ----------------------------------------------------------------------------------
 
 
-def on_one_block(model: Model, splits: dict[str, Split], devices: int) -> Program:
+def on_one_block(model: Model, splits: dict[str, Split], devices: int, zero: Zero = 0) -> Program:
     stages = {"f0": Stage(tuple(model.by_name), tuple(range(devices)))}
     placed = place(model, transform(model, splits), stages, ALONE, known_orders(ALONE)["GPipe"](2))
-    program = preserve(placed)
+    program = preserve(placed, zero)
     check_program(model, program)
     return program
 
@@ -135,6 +137,30 @@ def test_data_parallel_devices_exchange_nothing_but_each_parameters_gradient_onc
     program = on_one_block(model, {name: Split({"b": 2}) for name in model.by_name}, 2)
     assert collectives(program) == {}
     assert collectives(program, after_backward=True) == {Kind.ALL_REDUCE: len(model.parameters) + 1}, "and the loss"
+
+
+@pytest.mark.parametrize(("zero", "gathers", "scatters"), [(1, 1, 1), (2, 1, 2), (3, 4, 2)])
+def test_stored_parts_are_gathered_and_reduced_as_often_as_the_stage_of_zero_says(
+    zero: Zero, gathers: int, scatters: int
+) -> None:
+    model = transformer(layers=2)
+    program = on_one_block(model, {name: Split({"b": 2}) for name in model.by_name}, 2, zero)
+    number = len(model.parameters)
+    found = Counter(action.kind for action in program.actions[0] if isinstance(action, Collective))
+    # two micro-batches, and the loss
+    assert found == {Kind.ALL_GATHER: gathers * number, Kind.REDUCE_SCATTER: scatters * number, Kind.ALL_REDUCE: 1}
+    stored = {given.tensor: given.box for given in program.given[0] if given.micro_batch < 0}
+    assert all(2 * size(stored[name]) == math.prod(model.shapes[name]) for name in model.parameters)
+
+
+def test_what_stage_3_gathers_serves_one_pass_and_is_dropped() -> None:
+    model = transformer(layers=2)
+    (row, _) = on_one_block(model, {name: Split({"b": 2}) for name in model.by_name}, 2, 3).actions
+    dropped = {name for action in row if isinstance(action, Drop) for name in action.values}
+    gathered = [a.output for a in row if isinstance(a, Collective) and a.kind is Kind.ALL_GATHER]
+    for name in gathered:
+        passes = {(type(a), a.micro_batch) for a in row if isinstance(a, Forward | Backward) and name in reads(a)}
+        assert len(passes) == 1 and name in dropped
 
 
 def test_tensor_parallel_layers_have_two_sums_forward_and_two_backward() -> None:
@@ -157,6 +183,16 @@ def test_a_pipeline_sends_states_once_forward_and_gradients_once_backward() -> N
     check_program(model, program)
     sends = [[action for action in row if isinstance(action, Send)] for row in program.actions]
     assert [len(row) for row in sends] == [3, 3]
+
+
+def test_gradients_of_what_two_stages_share_are_summed_at_once() -> None:
+    model, two = transformer(layers=2, tied=True), shape("V", 2)
+    first = tuple(name for name in model.by_name if name == "embed" or name.endswith(".0"))
+    stages = {"f0": Stage(first, (0,)), "f1": Stage(tuple(name for name in model.by_name if name not in first), (1,))}
+    program = preserve(place(model, transform(model, {}), stages, two, known_orders(two)["1F1B"](3)))
+    check_program(model, program)
+    calls = [[a.kind for a in row if isinstance(a, Collective)] for row in program.actions]
+    assert calls == [[Kind.ALL_REDUCE]] * 2, "the embedding's and the head's, which are one table"
 
 
 def test_a_recomputed_stage_passes_forward_twice_and_keeps_once() -> None:

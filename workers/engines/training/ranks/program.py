@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from pipeline.plan.layouts.boxes import Box
 from pipeline.plan.layouts.vectors import Kind
@@ -116,8 +117,7 @@ class _Run:
     runner: ProgramRunner
     model: Model
     values: dict[str, torch.Tensor]
-    kept: dict[tuple[str, int, Box], tuple[list[torch.Tensor], torch.Tensor]] = field(default_factory=dict[Any, Any])
-    """The inputs and the output of a forward pass, with what autograd keeps between them."""
+    kept: dict[tuple[str, int, Box], _Kept] = field(default_factory=dict[Any, Any])
     sent: list[tuple[Any, torch.Tensor]] = field(default_factory=list[tuple[Any, torch.Tensor]])
 
     def act(self, action: Action) -> None:
@@ -150,17 +150,89 @@ class _Run:
 
     def _forward(self, action: Forward) -> None:
         inputs = [self.values[name].detach() for name in action.inputs]
-        if action.keep:
-            inputs = [each.requires_grad_(each.is_floating_point()) for each in inputs]
         with torch.set_grad_enabled(action.keep):
-            output = self.runner.compute(self.model.by_name[action.operator], action.box, inputs)
-        if action.keep:
-            self.kept[action.operator, action.micro_batch, action.box] = inputs, output
+            output = self._kept(action, inputs) if action.keep else self._computed(action, inputs)
         self.values[action.output] = output.detach()
 
+    def _computed(self, action: Forward, inputs: list[torch.Tensor]) -> torch.Tensor:
+        return self.runner.compute(self.model.by_name[action.operator], action.box, inputs)
+
+    def _kept(self, action: Forward, inputs: list[torch.Tensor]) -> torch.Tensor:
+        inputs = [each.requires_grad_(each.is_floating_point()) for each in inputs]
+        forgotten = {number: _Forgotten(inputs[number]) for number in action.forgotten}
+        for number, one in forgotten.items():
+            inputs[number] = one.passed(inputs[number].detach())
+        edges = [get_gradient_edge(each) if each.requires_grad else None for each in inputs]
+
+        def pack(tensor: torch.Tensor) -> object:
+            return next((part for one in forgotten.values() if (part := one.part(tensor)) is not None), tensor)
+
+        def unpack(kept: object) -> torch.Tensor:
+            return kept.again() if isinstance(kept, _Part) else cast("torch.Tensor", kept)
+
+        with saved_tensors_hooks(pack, unpack):
+            output = self._computed(action, inputs)
+        key = action.operator, action.micro_batch, action.box
+        self.kept[key] = _Kept(edges, output, tuple(forgotten.values()))
+        return output
+
     def _backward(self, action: Backward) -> None:
-        inputs, output = self.kept.pop((action.operator, action.micro_batch, action.box))
-        wanted = [(name, each) for name, each in zip(action.outputs, inputs, strict=True) if name is not None]
+        kept = self.kept.pop((action.operator, action.micro_batch, action.box))
+        for one, name in zip(kept.forgotten, action.again, strict=True):
+            one.come_again(self.values[name])
+        wanted = {name: edge for name, edge in zip(action.outputs, kept.edges, strict=True) if name and edge}
         gradient = None if action.gradient is None else self.values[action.gradient]
-        made = torch.autograd.grad(output, [each for _, each in wanted], gradient)
-        self.values |= {name: each for (name, _), each in zip(wanted, made, strict=True)}
+        self.values |= zip(wanted, torch.autograd.grad(kept.output, list(wanted.values()), gradient), strict=True)
+
+
+class _Kept(NamedTuple):
+    """Of a forward pass, with what autograd keeps between the two."""
+
+    edges: list[GradientEdge | None]
+    """Where the gradients of its inputs arrive."""
+    output: torch.Tensor
+    forgotten: tuple[_Forgotten, ...]
+
+
+class _Forgotten:
+    """An input of which autograd keeps nothing: it only knows where its values were."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._storage, self._first = tensor.untyped_storage().data_ptr(), int(tensor.storage_offset())
+        self._sizes, self._strides = tensor.shape, tensor.stride()
+        self.value: torch.Tensor | None = None
+
+    def passed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the input with a gradient of its own, which does not keep it as a leaf's would."""
+        return cast("torch.Tensor", _Passed.apply(torch.zeros((), requires_grad=True), tensor))
+
+    def part(self, tensor: torch.Tensor) -> _Part | None:
+        """Return where a tensor is in this input, None if elsewhere."""
+        if tensor.untyped_storage().data_ptr() != self._storage:
+            return None
+        return _Part(self, tensor.shape, tensor.stride(), int(tensor.storage_offset()) - self._first)
+
+    def come_again(self, value: torch.Tensor) -> None:
+        self.value = torch.empty_strided(self._sizes, self._strides, dtype=value.dtype, device=value.device)
+        self.value.copy_(value)
+
+
+class _Part(NamedTuple):
+    of: _Forgotten
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    first: int
+
+    def again(self) -> torch.Tensor:
+        assert self.of.value is not None, "a backward pass gets what was forgotten"
+        return self.of.value.as_strided(self.sizes, self.strides, self.first)
+
+
+class _Passed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None]:
+        raise AssertionError("gradients are taken before this")
