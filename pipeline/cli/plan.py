@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
     from pipeline.plan.planner import Placed, Plans
     from pipeline.plan.profile import Profile
-    from pipeline.plan.roles import Roles
+    from pipeline.plan.roles import Roles, Trained
 
 _EPILOG = """\b
 Examples:
@@ -166,8 +166,23 @@ def _as_record(placed: Placed, roles: Roles) -> dict[str, Any]:
         "roles": _roles(placed),
         "seconds": dict(candidate.seconds),
         "memory": candidate.memory(roles),
+        "moved": {name: _moved(roles, trained) for name, trained in candidate.trained().items()},
         "needs": candidate.needs(),
     }
+
+
+def _moved(roles: Roles, trained: Trained) -> list[dict[str, Any]]:
+    """Return what a rank sends for an optimiser step, by collective, the most first."""
+    rows = [
+        {
+            "by": "send" if flow.kind == "move" else str(flow.kind),
+            "ranks": flow.ranks,
+            "what": flow.what,
+            "bytes": round(sent),
+        }
+        for flow, sent in roles.moved(trained)
+    ]
+    return sorted(rows, key=lambda row: -row["bytes"])
 
 
 def _roles(placed: Placed) -> dict[str, str]:
@@ -212,6 +227,9 @@ def _lines(plans: Plans, roles: Roles, profile: Profile | None) -> list[str]:
         "",
         *(f"  {line}" for line in aligned([["memory", "GB of", "by role"], *map(_memory_row, record["memory"])])),
     ]
+    if any(record["moved"].values()):
+        rows = [["moved", "GB a step", "by collective"], *map(_moved_row, *zip(*record["moved"].items(), strict=True))]
+        lines += ["", *(f"  {line}" for line in aligned(rows))]
     if plans.others:
         others = [["next", "s", "EUR an update", "what it needs besides"]]
         for other in plans.others:
@@ -231,6 +249,13 @@ def _lines(plans: Plans, roles: Roles, profile: Profile | None) -> list[str]:
 def _memory_row(row: dict[str, Any]) -> list[str]:
     parts = ", ".join(f"{role} {size:.1f}" for role, size in row["roles"].items())
     return [row["device"], f"{sum(row['roles'].values()):.1f} of {row['gb']:g}", parts]
+
+
+def _moved_row(role: str, moved: list[dict[str, Any]]) -> list[str]:
+    """Say what a rank sends; what is less than a thousandth is left out."""
+    total = sum(row["bytes"] for row in moved)
+    parts = (f"{row['by']} of {row['what']} {row['bytes'] / 1e9:.3g}" for row in moved if row["bytes"] > total / 1000)
+    return [f"a rank of the {role}", f"{total / 1e9:.3g}", ", ".join(parts) or "nothing"]
 
 
 def _compared(profile: Profile, planned_s: float) -> str:

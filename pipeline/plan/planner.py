@@ -125,13 +125,18 @@ class Candidate:
                 rows.append({"device": f"{number} {device.name}", "gb": device.memory_gb, "roles": taken})
         return rows
 
+    def trained(self) -> dict[str, Trained]:
+        """Return what learns, by its role."""
+        return {"learner": self.learner} | ({} if self.critic is None else {"value": self.critic})
+
     def needs(self) -> list[str]:
         """Return what this version cannot execute of it."""
-        found = [
-            f"a {name} of {trained.split.ranks} ranks, which are more than the {PER_HOST} devices of a host"
-            for name, trained in (("learner", self.learner), ("critic", self.critic))
-            if trained is not None and not trained.split.runs_here
-        ]
+        found = list[str]()
+        for role, trained in self.trained().items():
+            if not trained.split.runs_here:
+                name = "critic" if role == "value" else role
+                more = f"which are more than the {PER_HOST} devices of a host"
+                found.append(f"a {name} of {trained.split.ranks} ranks, {more}")
         if len({each.tensor for each in self.engines}) > 1:
             kinds = ", ".join(f"{each.device.name}: {each.tensor}" for each in self.engines)
             found.append(f"generators with different tensor_parallel_size ({kinds}), which is one setting of a run")

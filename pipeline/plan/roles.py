@@ -1,9 +1,8 @@
 """The roles of a run on devices: how long each takes for an update, and what it holds of a device's memory.
 
 Rates are roofs times the share of them that is reached (``devices.toml``): a decode step reads the weights and the caches
-of its sequences from memory, everything else multiplies. Collectives take as long as a ring does (Patarasu and Yuan
-2009): ``2 (n - 1) / n`` of the bytes for a sum, half of that to gather. Memory is that of
-``pipeline.preflight.device_memory``."""
+of its sequences from memory, everything else multiplies. What the ranks of a learner send one another is counted in the
+program of their split (``pipeline.plan.traffic``). Memory is that of ``pipeline.preflight.device_memory``."""
 
 from __future__ import annotations
 
@@ -18,6 +17,8 @@ from msgspec.structs import replace
 from pipeline.config.schema import RunConfig
 from pipeline.plan.costs import Costs, GeneratorCosts, LearnerCosts, WeightsCosts
 from pipeline.plan.devices import PER_HOST, Device
+from pipeline.plan.programs.preserve import Zero
+from pipeline.plan.traffic import Flow, Layout, flows
 from pipeline.plan.transformer import Transformer
 from pipeline.plan.workload import Workload
 from pipeline.preflight.device_memory import DeviceNeed, device_need, generator_parts, largest_share, learning_plan
@@ -46,11 +47,17 @@ class Split:
 
     backend: Backend
     ranks: int
-    stage: int = 0
+    stage: Zero = 0
     """Of ZeRO, with DeepSpeed."""
     offload: bool = False
     tensor: int = 1
     """Ranks that share each layer's matrices, with FSDP2."""
+
+    @property
+    def layout(self) -> Layout:
+        if self.backend == "pipeline":
+            return Layout(stages=self.ranks)
+        return Layout(self.ranks // self.tensor, self.tensor, 3 if self.backend == "fsdp2" else self.stage)
 
     @property
     def runs_here(self) -> bool:
@@ -208,42 +215,52 @@ class Roles:
     def learner(self, device: Device, trained: Trained, *, is_value: bool = False) -> LearnerCosts:
         """Return the costs of a learner or critic on the devices of its split."""
         split, work, model = trained.split, self.work, self.model
-        ranks = split.ranks
+        ranks, moved = split.ranks, self.moved(trained)
         if self.measured is not None and not is_value:
             one = self.measured.learner
             faster = 1.0 if ranks == 1 else 0.9 * ranks
             return replace(one, sequence_s=one.sequence_s / faster, token_s=one.token_s / faster)
-        rate = device.training_share * device.flops * ranks
+        weights, rate = model.num_weights, device.training_share * device.flops * ranks
         length = work.prompt_tokens + work.response_tokens * (1.0 + work.variation**2)
         flops = model.training_flops(length, trained.recomputed / model.layers)
         if work.has_old_logprobs or is_value:
             flops += model.forward_flops(length / 2)
-        step_tokens = work.tokens / work.steps
-        shares = ranks // split.tensor
-        passes = max(1, math.ceil(step_tokens / shares / trained.micro_tokens))
-        link = device.link if ranks <= PER_HOST else min(device.link, device.network)
-        # of what its layer's share is, a rank gathers the rest
-        ring, weights = (shares - 1) / shares / split.tensor / link, model.num_weights
-        sums_s = 2 * 4 * weights * ring
-        gathers_s = (2 + (trained.recomputed > 0)) * 2 * weights * ring + 4 * weights * ring
+        step_tokens, passes = work.tokens / work.steps, self._passes(trained)
         compute_s = step_tokens * flops / rate
+        link = device.link if ranks <= PER_HOST else min(device.link, device.network)
+        # ranks that share a layer are of one host
+        states_s = sum(sent for flow, sent in moved if flow.of_states) / (device.link if split.tensor > 1 else link)
+        weights_s = sum(sent for flow, sent in moved if not flow.of_states) / link
         if split.backend == "pipeline":
             waits_s = compute_s * (ranks - 1) / max(self.config.learner.pipeline.micro_batches, passes * ranks)
-            step_s = compute_s + waits_s
-        elif split.backend == "fsdp2" or split.stage == 3:
-            # attention and MLP each sum once forward and once backward, and again when recomputed; nothing runs beside
-            sums = 2 * (2 * model.layers + trained.recomputed) * 2 * (split.tensor - 1) / split.tensor
-            step_s = (
-                max(compute_s, passes * gathers_s)
-                + sums * step_tokens / shares * model.hidden * self.item / device.link
-            )
+            # gradients of a table that both ends have are summed after the last pass
+            step_s = max(compute_s + waits_s, states_s) + weights_s
         else:
-            step_s = max(compute_s, (passes if split.stage == 2 else 1) * sums_s)
+            # sums within a layer are waited for, all else runs beside
+            step_s = max(compute_s, weights_s) + states_s
         # AdamW reads weights, gradient and moments, and writes all but the gradient
         adam_s = 28 * weights / ranks / (_PCIE if split.offload else device.reading_share * device.bandwidth)
         return LearnerCosts(
             base_s=adam_s, token_s=step_s / step_tokens, publish_s=weights * self.item / WeightsCosts().bytes_per_s
         )
+
+    def _passes(self, trained: Trained) -> int:
+        """Return the micro-batches of a share, for an optimiser step."""
+        tokens = self.work.tokens / self.work.steps / (trained.split.ranks // trained.split.tensor)
+        return max(1, math.ceil(tokens / trained.micro_tokens))
+
+    def moved(self, trained: Trained) -> list[tuple[Flow, float]]:
+        """Return the bytes that a rank sends for an optimiser step. Raises ConfigError if the split's program is wrong."""
+        split = trained.split
+        if split.ranks == 1:
+            return []
+        tokens, passes = self.work.tokens / self.work.steps / split.layout.shares, self._passes(trained)
+        found = list[tuple[Flow, float]]()
+        for flow in flows(self.model, split.layout, trained.recomputed):
+            # sums of products alone are of the matrices' type; weights and what leaves a layer are float32
+            item = self.item if flow.what == "states" and split.tensor > 1 else 4
+            found.append((flow, item * (flow.per_step + passes * flow.per_pass + tokens * flow.per_token)))
+        return found
 
     def scored_s(self, device: Device, number: int, work: Workload) -> float:
         """Return the time of so many reference workers for all responses of an update, in ``work``'s windows."""

@@ -39,8 +39,11 @@ class Rule(msgspec.Struct, frozen=True, dict=True):
 
     def part(self, names: tuple[str, ...], box: Box) -> Box:
         """Return the part of a tensor with these dimensions that a shard reads or writes."""
-        ranges = dict(zip(self.dimensions, box, strict=True))
-        return tuple(ranges[name] for name in names)
+        return tuple([box[self._places[name]] for name in names])
+
+    @cached_property
+    def _places(self) -> Mapping[str, int]:
+        return {name: place for place, name in enumerate(self.dimensions)}
 
     def rest(self, names: tuple[str, ...], box: Box) -> Box:
         """Return the ranges of all other dimensions: which part of a sum a shard has."""

@@ -82,6 +82,18 @@ def test_its_json_has_the_same_numbers(capsys: pytest.CaptureFixture[str], tmp_p
     assert best["run"]["learner"]["ranks"] >= 1 and best["needs"] == []
 
 
+def test_it_says_what_the_learners_ranks_send(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = (seven(tmp_path), "--devices", "8xH200")
+    best = json.loads(run(capsys, *words, "--json"))["best"]
+    assert best["run"]["learner"]["backend"] == "fsdp2" and "a rank of the learner" in run(capsys, *words)
+    gathered, reduced = best["moved"]["learner"]
+    assert (gathered["by"], gathered["what"]) == ("all-gather", "weights")
+    assert (reduced["by"], reduced["what"]) == ("reduce-scatter", "gradients")
+    # weights for the forward and for the backward pass
+    assert gathered["bytes"] == pytest.approx(2 * reduced["bytes"])
+    assert gathered["ranks"] == reduced["ranks"] == best["run"]["learner"]["ranks"]
+
+
 def test_up_takes_what_it_writes_for_cores(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     told = run(capsys, str(a_run(tmp_path)), "--devices", "2xCPU", "--write", str(tmp_path / "plan"))
     assert f"headrace up {tmp_path}/plan/run.toml --fleet {tmp_path}/plan/fleet.toml" in told

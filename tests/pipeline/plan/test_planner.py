@@ -154,12 +154,12 @@ def test_layers_over_ranks_take_less_of_a_token_and_wait_for_their_sums() -> Non
 
 
 def test_a_plan_with_layers_over_ranks_is_written_as_the_learners_setting() -> None:
-    made = roles(longest=8192, response_tokens=2048)
-    best = make_plans(candidates(made, read_devices("16xH100")), 60.0).best
-    assert best.candidate.learner.split == Split("fsdp2", 6, tensor=2)
+    made, words = a_case(17)
+    best = make_plans(candidates(made, read_devices(words)), 60.0).best
+    assert best.candidate.learner.split == Split("fsdp2", 8, tensor=2)
     written = run_settings(best, made)["learner"]
     assert written["tensor_parallel"] == 2
-    assert LearnerSection.model_validate(written).ranks == 6
+    assert LearnerSection.model_validate(written).ranks == 8
 
 
 def test_windows_are_longer_where_scorers_that_read_the_context_again_hold_it_up() -> None:
