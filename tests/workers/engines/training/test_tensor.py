@@ -1,6 +1,11 @@
-"""What tensor parallelism refuses, before anything has changed."""
+"""What tensor parallelism refuses, before anything has changed, and what ranks send."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -29,6 +34,20 @@ def test_a_layer_of_another_make_is_refused_by_its_part() -> None:
     ):
         split_layer(layer, group().mesh)
     assert {name: type(value) for name, value in layer.named_parameters()} == before
+
+
+@pytest.mark.integration
+def test_two_ranks_send_for_a_gradient_what_the_programs_of_their_splits_say() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.workers.engines.training.counted", "2"],
+        cwd=Path(__file__).resolve().parents[4],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100.0,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
 
 
 def test_the_norms_of_heads_are_the_parts_whose_gradient_each_rank_has_a_part_of() -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from protocol.errors import ConfigError
@@ -45,6 +47,18 @@ def split_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
     # it advises against whole tensors, which the files need
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     parallelize_module(layer, mesh, plan)
+    for name in dict.fromkeys(each.rpartition(".")[0] for each in plan if each.rpartition(".")[-1] in _BY_COLUMNS):
+        layer.get_submodule(name).register_forward_pre_hook(partial(_share_input, mesh), with_kwargs=True)
+
+
+def _share_input(
+    mesh: DeviceMesh, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Make the states that several matrices read one distributed tensor, so that their gradients are added before they
+    are summed over the ranks: once, not once for each matrix."""
+    states = args[0] if args else kwargs["hidden_states"]
+    shared = DTensor.from_local(states, mesh, [Replicate()], run_check=False)
+    return ((shared, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": shared})
 
 
 def whole_parts(layer: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
