@@ -1,4 +1,5 @@
-"""Found orders on four processes that sleep for each block's span: is the period the planned one, and the order too?
+"""Programs of found orders on four processes that sleep for each block's span: is the period the planned one, and the
+order too?
 
     python -m ops.bench.pipeline --json ops/results/schedule-run.json
 
@@ -7,29 +8,36 @@ The exit code is 1 if a period is more than 5 % off its plan, or a step ran befo
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, cast
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from ops.bench.table import Spread, provenance, show, write_json
 from ops.ending import exit_code
+from pipeline.plan.programs.actions import Given, Program
+from pipeline.plan.programs.check import check_program
+from pipeline.plan.programs.operators import Model, Operator
+from pipeline.plan.programs.placing import Stage, backward_of, place
+from pipeline.plan.programs.preserve import preserve
+from pipeline.plan.programs.split import Split, transform
+from pipeline.schedule.blocks import Placement
 from pipeline.schedule.repetend import Repetend
 from pipeline.schedule.search import search
 from pipeline.schedule.shapes import shape
-from pipeline.schedule.timetable import Step
+from pipeline.schedule.timetable import Orders, Step
 from workers.engines.training.ranks.group import join
 from workers.engines.training.ranks.launch import enter_rank, is_rank, launch
-from workers.engines.training.ranks.stages.executor import OrderedExecutor, Ran
+from workers.engines.training.ranks.program import Function, ProgramRunner
 
 SHAPES: Final = {"V": 4, "M": 6, "K": 6}
 """Memory of each device, by shape."""
@@ -38,18 +46,80 @@ BAR: Final = 0.05
 """Largest difference of a measured period from the planned one, as a share of it."""
 
 
-class Sleep:
-    """Sleeps as long as a block's span."""
+class Ran(NamedTuple):
+    """When a step ran on a rank, on the host's monotonic clock."""
 
-    def __init__(self, repetend: Repetend, unit_s: float) -> None:
-        self._spans = {block.name: block.span * unit_s for block in repetend.placement.blocks}
+    block: str
+    micro_batch: int
+    begin_s: float
+    end_s: float
 
-    def run(self, step: Step, inputs: Mapping[str, torch.Tensor], group: Any) -> torch.Tensor:
-        time.sleep(self._spans[step.block])
-        return torch.zeros(1)
+    @property
+    def step(self) -> Step:
+        return Step(self.block, self.micro_batch)
 
-    def empty(self, block: str, micro_batch: int) -> torch.Tensor:
-        return torch.zeros(1)
+
+class Sleeper:
+    """Computes the blocks of a placement by sleeping as long as their spans, and notes when."""
+
+    def __init__(self, placement: Placement, unit_s: float) -> None:
+        self._spans = {block.name: block.span * unit_s for block in placement.blocks}
+        self.ran = list[Ran]()
+
+    def sleep(self, block: str, micro_batch: int) -> None:
+        begin_s = time.monotonic()
+        time.sleep(self._spans[block])
+        self.ran.append(Ran(block, micro_batch, begin_s, time.monotonic()))
+
+    def functions(self, model: Model) -> dict[str, Function]:
+        """Return what computes each operator."""
+
+        def function(operator: Operator) -> Function:
+            shape = model.shapes[operator.output]
+            return lambda _, number, *inputs: cast(
+                "torch.Tensor", _Asleep.apply(self, operator.name, shape, number, *inputs)
+            )
+
+        return {each.kind: function(each) for each in model.operators}
+
+
+class _Asleep(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, sleeper: Sleeper, block: str, shape: tuple[int, ...], number: torch.Tensor, *inputs: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.backward_pass = sleeper, backward_of(block), int(number)
+        ctx.num_inputs = len(inputs)
+        sleeper.sleep(block, int(number))
+        return torch.zeros(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        sleeper, block, micro_batch = ctx.backward_pass
+        sleeper.sleep(block, micro_batch)
+        return (None, None, None, None, *(torch.zeros(1) for _ in range(ctx.num_inputs)))
+
+
+def program_of(placement: Placement, orders: Orders) -> tuple[Model, Program]:
+    """Return the blocks as operators, each with one number for a weight; those of several devices are on all of them."""
+    in_order = [placement.blocks[place] for place in placement.order]
+    forward = [block for block in in_order if block.name.rpartition(".")[2].startswith("f")]
+    shapes: dict[str, tuple[int, ...]] = {"number": ()}
+    operators = list[Operator]()
+    for block in forward:
+        before = [d.before for d in placement.dependencies if d.after == block.name]
+        inputs = ("number", f"{block.name} weight", *(f"{name} out" for name in before))
+        is_last = block is forward[-1]
+        rule = f",{','.join(f' {chr(97 + place)}^' for place in range(len(before) + 1))} -> {'' if is_last else 'z'}"
+        operators.append(Operator(block.name, block.name, rule, inputs, f"{block.name} out"))
+        shapes |= {f"{block.name} weight": (1,), f"{block.name} out": () if is_last else (1,)}
+    weights = tuple(f"{block.name} weight" for block in forward)
+    model = Model(shapes, weights, ("number",), tuple(operators), operators[-1].output).check()
+    splits = {block.name: Split(copies=len(block.devices)) for block in forward}
+    stages = {block.name: Stage((block.name,), block.devices) for block in forward}
+    program = preserve(place(model, transform(model, splits), stages, placement, orders))
+    check_program(model, program)
+    return model, program
 
 
 @cache
@@ -60,20 +130,31 @@ def found(name: str) -> Repetend:
 
 
 def measure(folder: Path, micro_batches: int, unit_s: float, rounds: int) -> None:
-    """Run each shape's order in turn, as one of the ranks; write when its steps ran."""
+    """Run each shape's program in turn, as one of the ranks; write when its steps ran."""
     group = join("cpu", timeout_s=120.0)
     ran: dict[str, list[list[Ran]]] = {name: [] for name in SHAPES}
     for _ in range(rounds):
         for name in SHAPES:
-            repetend = found(name)
-            executor = OrderedExecutor(
-                repetend.placement, repetend.timetable(micro_batches).orders, Sleep(repetend, unit_s)
-            )
+            placement = found(name).placement
+            told = None
+            if group.is_lead:
+                told = msgspec.json.encode(program_of(placement, found(name).timetable(micro_batches).orders))
+            model, program = msgspec.json.decode(group.broadcast_bytes(told).tobytes(), type=tuple[Model, Program])
+            sleeper = Sleeper(placement, unit_s)
+            runner = ProgramRunner(sleeper.functions(model), group)
             dist.barrier()
-            ran[name].append(executor.run())
-    rows = {name: [[(*one.step, one.begin_s, one.end_s) for one in run] for run in runs] for name, runs in ran.items()}
-    (folder / f"{group.rank}.json").write_text(json.dumps(rows), encoding="utf-8")
+            runner.run(
+                model,
+                program,
+                lambda given: torch.tensor(given.micro_batch) if given.micro_batch >= 0 else torch.zeros(1),
+            )
+            ran[name].append(sleeper.ran)
+    (folder / f"{group.rank}.json").write_bytes(msgspec.json.encode(ran))
     dist.barrier()
+
+
+def _given(each: Given) -> torch.Tensor:
+    return torch.zeros(1) if each.micro_batch < 0 else torch.tensor(each.micro_batch)
 
 
 def judge(name: str, ran: Sequence[Sequence[Ran]], micro_batches: int, unit_s: float) -> tuple[float, bool]:
@@ -120,18 +201,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = [sys.executable, "-m", "ops.bench.pipeline", *words, "--folder", folder]
         if code := launch(command, RANKS, name="pipeline"):
             return code
-        told = [json.loads((Path(folder) / f"{rank}.json").read_text("utf-8")) for rank in range(RANKS)]
+        files = [(Path(folder) / f"{rank}.json").read_bytes() for rank in range(RANKS)]
+        told = [msgspec.json.decode(each, type=dict[str, list[list[Ran]]]) for each in files]
     rows: list[dict[str, Any]] = []
     for name in SHAPES:
-        judged = [
-            judge(
-                name,
-                [[Ran(Step(row[0], row[1]), *row[2:]) for row in of_rank[name][turn]] for of_rank in told],
-                num,
-                unit_s,
-            )
-            for turn in range(options.rounds)
-        ]
+        judged = [judge(name, [of_rank[name][turn] for of_rank in told], num, unit_s) for turn in range(options.rounds)]
         planned = found(name).period
         measured = Spread.of([period for period, _ in judged])
         off = measured.median / planned - 1.0

@@ -8,9 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +18,10 @@ import torch.distributed as dist
 
 from pipeline.algorithms.batching import plan_micro_batches
 from pipeline.algorithms.prefixes import SharedPrefixes
-from pipeline.schedule.blocks import Block, Dependency, Placement
 from pipeline.schedule.plan import make_plan
 from pipeline.schedule.search import search
 from pipeline.schedule.shapes import Costs, shape
 from pipeline.schedule.stages import stage_orders
-from pipeline.schedule.timetable import Step
 from tests.rules import make_rule
 from tests.workers.engines.tiny import VOCABULARY, make_samples, tiny_model
 from workers.engines.model.optimizer import OptimizerSettings
@@ -37,7 +33,6 @@ from workers.engines.training.ranks.group import Group, join
 from workers.engines.training.ranks.launch import enter_rank, is_rank, launch
 from workers.engines.training.ranks.messages import Lead
 from workers.engines.training.ranks.stages.backend import PipelinedTraining, StagePlan
-from workers.engines.training.ranks.stages.executor import OrderedExecutor
 
 RELATIVE = 1e-5
 FORWARD = ForwardSettings(temperature=0.8, micro_batch_tokens=64)
@@ -94,48 +89,6 @@ def _check_scores(training: RankedTraining, group: Group) -> None:
     assert float(told.max()) < 0.0, "log-probs, and none left at 0"
 
 
-class Sums:
-    """Each step's result is the sum of what it gets, plus a number of its own."""
-
-    def __init__(self) -> None:
-        self.results: dict[Step, float] = {}
-
-    def run(self, step: Step, inputs: Mapping[str, torch.Tensor], group: Any) -> torch.Tensor:
-        del group
-        result = torch.tensor([float(sum(map(ord, step.block)) + step.micro_batch) + sum(map(float, inputs.values()))])
-        self.results[step] = float(result)
-        return result
-
-    def empty(self, block: str, micro_batch: int) -> torch.Tensor:
-        return torch.full((1,), torch.nan)
-
-
-def check_executor(group: Group) -> None:
-    """Pass numbers through blocks on one rank, on two and on all, some of an earlier micro-batch."""
-    size, num = group.size, 5
-    everywhere = tuple(range(size))
-    blocks = [Block("all", 1, 0, everywhere), *(Block(f"f{rank}", 1, 0, (rank,)) for rank in range(size))]
-    blocks += [Block("pair", 1, 0, (size - 2, size - 1)), Block("end", 1, 0, everywhere)]
-    names = [block.name for block in blocks]
-    waits = [Dependency(a, b) for a, b in pairwise(names)]
-    waits += [Dependency("all", "pair"), Dependency("f0", "end", 1), Dependency("end", "all", 2)]
-    placement = Placement("test", size, tuple(blocks), tuple(waits)).check()
-    # two micro-batches are under way at once
-    pairs = [(first + micro, name) for first in range(0, num, 2) for name in names for micro in range(2)]
-    steps = [Step(name, micro) for micro, name in pairs if micro < num]
-    orders = [[s for s in steps if rank in placement.by_name[s.block].devices] for rank in everywhere]
-    truth = Sums()
-    for step in steps:
-        of = [(d.before, step.micro_batch - d.distance) for d in waits if d.after == step.block]
-        got = {name: torch.tensor([truth.results[Step(name, micro)]]) for name, micro in of if micro >= 0}
-        truth.run(step, got, None)
-    found = Sums()
-    ran = OrderedExecutor(placement, orders, found).run()
-    assert [one.step for one in ran] == orders[group.rank]
-    assert all(a.end_s <= b.begin_s for a, b in pairwise(ran))
-    assert found.results == {step: truth.results[step] for step in orders[group.rank]}
-
-
 def planned(folder: str, size: int) -> Path:
     """Write a found order whose passes are split and of which two micro-batches repeat together."""
     found = search(shape("V", size, Costs(backward=2, split=True)), [2] * size, unroll=2)
@@ -160,7 +113,6 @@ def check(group: Group) -> None:
         check_gradients(group, "zb-v", forward=in_parts)
         check_gradients(group, "interleaved", micro_batches=5)
         check_gradients(group, "dualpipev", micro_batches=2)
-    check_executor(group)
 
 
 def main() -> int:
