@@ -254,8 +254,12 @@ def _memory_row(row: dict[str, Any]) -> list[str]:
 def _moved_row(role: str, moved: list[dict[str, Any]]) -> list[str]:
     """Say what a rank sends; what is less than a thousandth is left out."""
     total = sum(row["bytes"] for row in moved)
-    parts = (f"{row['by']} of {row['what']} {row['bytes'] / 1e9:.3g}" for row in moved if row["bytes"] > total / 1000)
-    return [f"a rank of the {role}", f"{total / 1e9:.3g}", ", ".join(parts) or "nothing"]
+    parts = (f"{row['by']} of {row['what']} {_gb(row['bytes'])}" for row in moved if row["bytes"] > total / 1000)
+    return [f"a rank of the {role}", _gb(total), ", ".join(parts) or "nothing"]
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.0f}" if num_bytes >= 1e11 else f"{num_bytes / 1e9:.3g}"
 
 
 def _compared(profile: Profile, planned_s: float) -> str:
