@@ -18,7 +18,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.plan.costs import Costs, GeneratorCosts, LearnerCosts, WeightsCosts
 from pipeline.plan.devices import PER_HOST, Device
 from pipeline.plan.programs.preserve import Zero
-from pipeline.plan.traffic import Flow, Layout, flows
+from pipeline.plan.traffic import Flow, RankGrid, flows
 from pipeline.plan.transformer import Transformer
 from pipeline.plan.workload import Workload
 from pipeline.preflight.device_memory import DeviceNeed, device_need, generator_parts, largest_share, learning_plan
@@ -54,10 +54,10 @@ class Split:
     """Ranks that share each layer's matrices, with FSDP2."""
 
     @property
-    def layout(self) -> Layout:
+    def grid(self) -> RankGrid:
         if self.backend == "pipeline":
-            return Layout(stages=self.ranks)
-        return Layout(self.ranks // self.tensor, self.tensor, 3 if self.backend == "fsdp2" else self.stage)
+            return RankGrid(stages=self.ranks)
+        return RankGrid(self.ranks // self.tensor, self.tensor, 3 if self.backend == "fsdp2" else self.stage)
 
     @property
     def runs_here(self) -> bool:
@@ -254,9 +254,9 @@ class Roles:
         split = trained.split
         if split.ranks == 1:
             return []
-        tokens, passes = self.work.tokens / self.work.steps / split.layout.shares, self._passes(trained)
+        tokens, passes = self.work.tokens / self.work.steps / split.grid.shares, self._passes(trained)
         found = list[tuple[Flow, float]]()
-        for flow in flows(self.model, split.layout, trained.recomputed):
+        for flow in flows(self.model, split.grid, trained.recomputed):
             # sums of products alone are of the matrices' type; weights and what leaves a layer are float32
             item = self.item if flow.what == "states" and split.tensor > 1 else 4
             found.append((flow, item * (flow.per_step + passes * flow.per_pass + tokens * flow.per_token)))

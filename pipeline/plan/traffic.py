@@ -33,7 +33,7 @@ _ALONE: Final = chain("one", 1, (Block("f0", 1, 1), Block("b0", 1, -1)))
 What = Literal["weights", "gradients", "states", "state gradients"]
 
 
-class Layout(NamedTuple):
+class RankGrid(NamedTuple):
     """How a learner is split over ranks."""
 
     shares: int = 1
@@ -69,20 +69,20 @@ _Key = tuple[Kind, int, What, bool]
 
 
 @lru_cache(maxsize=1024)
-def flows(model: Transformer, layout: Layout, recomputed: int = 0) -> tuple[Flow, ...]:
+def flows(model: Transformer, grid: RankGrid, recomputed: int = 0) -> tuple[Flow, ...]:
     """Return what a rank sends; ``recomputed``: layers. Raises ConfigError if the split's program is not right."""
-    shares = min(layout.shares, max(2, _MOST_RANKS // layout.tensor))
-    small = layout._replace(shares=shares, stages=min(layout.stages, _STAGES))
+    shares = min(grid.shares, max(2, _MOST_RANKS // grid.tensor))
+    small = grid._replace(shares=shares, stages=min(grid.stages, _STAGES))
     one, two = (_counted(model, small, number) for number in (1, 2))
     # with whole layers nothing moves while they are computed
-    again = _counted(model, small, 1, recompute=True) if recomputed and layout.tensor > 1 else one
+    again = _counted(model, small, 1, recompute=True) if recomputed and grid.tensor > 1 else one
     per_pass, per_step = defaultdict[_Key, float](float), defaultdict[_Key, float](float)
     for kind, ranks, what, is_layer in one.keys() | two.keys() | again.keys():
         key = kind, ranks, what, is_layer
-        layers = model.layers if is_layer and layout.stages == 1 else 1
+        layers = model.layers if is_layer and grid.stages == 1 else 1
         grown, many = 1.0, ranks
-        if layout.shares > shares and ranks % shares == 0 and ranks != layout.tensor:
-            many = ranks * layout.shares // shares
+        if grid.shares > shares and ranks % shares == 0 and ranks != grid.tensor:
+            many = ranks * grid.shares // shares
             grown = (1 - 1 / many) / (1 - 1 / ranks)
         of_one, of_two, of_again = (counts.get(key, 0.0) for counts in (one, two, again))
         more = recomputed * (of_again - of_one) if is_layer else 0.0
@@ -98,15 +98,15 @@ def flows(model: Transformer, layout: Layout, recomputed: int = 0) -> tuple[Flow
 
 @lru_cache(maxsize=4096)
 def _counted(
-    model: Transformer, layout: Layout, micro_batches: int, *, recompute: bool = False
+    model: Transformer, grid: RankGrid, micro_batches: int, *, recompute: bool = False
 ) -> Mapping[_Key, float]:
     """Return the most numbers that one rank sends."""
-    operators = decoder(model, layout.shares, layers=layout.stages, parts=layout.shares * layout.tensor)
-    placed = _placed(operators, layout, micro_batches, recompute=recompute)
+    operators = decoder(model, grid.shares, layers=grid.stages, parts=grid.shares * grid.tensor)
+    placed = _placed(operators, grid, micro_batches, recompute=recompute)
     try:
-        moved = check_program(operators, preserve(placed, layout.zero))
+        moved = check_program(operators, preserve(placed, grid.zero))
     except ConfigError as error:
-        raise ConfigError(f"the program of {layout} is refused, so it cannot be planned: {error}") from error
+        raise ConfigError(f"the program of {grid} is refused, so it cannot be planned: {error}") from error
     sent = dict[_Key, dict[int, float]]()
     for one in moved:
         if one.tensor == operators.loss:
@@ -119,9 +119,9 @@ def _counted(
     return {key: max(ranks.values()) for key, ranks in sent.items()}
 
 
-def _placed(model: Model, layout: Layout, micro_batches: int, *, recompute: bool) -> Placed:
+def _placed(model: Model, grid: RankGrid, micro_batches: int, *, recompute: bool) -> Placed:
     """Transform and place: the ranks of a share are neighbours, each stage has as many."""
-    shares, tensor = layout.shares, layout.tensor
+    shares, tensor = grid.shares, grid.tensor
     splits = dict[str, Split]()
     for name in model.by_name:
         kind = name.partition(".")[2]
@@ -129,10 +129,10 @@ def _placed(model: Model, layout: Layout, micro_batches: int, *, recompute: bool
         cut = {} if dimension is None else {dimension: tensor}
         splits[name] = Split({**cut, "b": shares}, copies=1 if cut else tensor)
     ranks = tuple(share * tensor + rank for rank in range(tensor) for share in range(shares))
-    placement = _ALONE if layout.stages == 1 else shape("V", layout.stages)
+    placement = _ALONE if grid.stages == 1 else shape("V", grid.stages)
     stages = dict[str, Stage]()
-    for stage in range(layout.stages):
-        own = tuple(name for name in model.by_name if _stage_of(name, layout.stages) == stage)
+    for stage in range(grid.stages):
+        own = tuple(name for name in model.by_name if _stage_of(name, grid.stages) == stage)
         stages[f"f{stage}"] = Stage(own, tuple(stage * len(ranks) + rank for rank in ranks), recompute)
     orders = known_orders(placement)["GPipe"](micro_batches)
     return place(model, transform(model, splits), stages, placement, orders)

@@ -13,7 +13,7 @@ from pipeline.plan.devices import read_devices
 from pipeline.plan.layouts.vectors import Kind
 from pipeline.plan.planner import candidates
 from pipeline.plan.programs.preserve import Zero, preserve
-from pipeline.plan.traffic import Flow, Layout, flows
+from pipeline.plan.traffic import Flow, RankGrid, flows
 from pipeline.plan.transformer import Transformer
 from protocol.errors import ConfigError
 from tests.pipeline.plan.programs.faults import FAULTS, planted
@@ -23,8 +23,8 @@ QWEN_3 = Transformer("qwen3", 4, 1024, 3072, 16, 8, 128, 151936, True, 0, 0, 0, 
 EXPERTS = Transformer("qwen3_moe", 4, 2048, 768, 32, 4, 128, 151936, False, 16, 8, 0, 4352)
 
 
-def sent(model: Transformer, layout: Layout, recomputed: int = 0) -> dict[tuple[Kind, str], Flow]:
-    return {(flow.kind, flow.what): flow for flow in flows(model, layout, recomputed)}
+def sent(model: Transformer, grid: RankGrid, recomputed: int = 0) -> dict[tuple[Kind, str], Flow]:
+    return {(flow.kind, flow.what): flow for flow in flows(model, grid, recomputed)}
 
 
 @pytest.mark.parametrize("model", [SEVEN, ONE_AND_A_HALF, QWEN_3, EXPERTS])
@@ -40,7 +40,7 @@ def test_each_stage_of_zero_gathers_and_reduces_as_a_ring_does(model: Transforme
     # by step and by pass
     expected: dict[Zero, Any] = {1: ((1, 0), (1, 0)), 2: ((1, 0), (0, 1)), 3: ((0, 2), (0, 1))}
     for zero, ((gathers, of_pass), (reduces, reduces_pass)) in expected.items():
-        found = sent(model, Layout(ranks, 1, zero))
+        found = sent(model, RankGrid(ranks, 1, zero))
         gather, reduce = found[Kind.ALL_GATHER, "weights"], found[Kind.REDUCE_SCATTER, "gradients"]
         # what does not divide is rounded up, or sent piece by piece
         close = 1e-3 * ring
@@ -56,7 +56,7 @@ def test_each_stage_of_zero_gathers_and_reduces_as_a_ring_does(model: Transforme
 
 @pytest.mark.parametrize("tensor", [2, 4])
 def test_split_layers_sum_twice_forward_and_twice_backward(tensor: int) -> None:
-    found, again = sent(SEVEN, Layout(2, tensor, 3)), sent(SEVEN, Layout(2, tensor, 3), 10)
+    found, again = sent(SEVEN, RankGrid(2, tensor, 3)), sent(SEVEN, RankGrid(2, tensor, 3), 10)
     states = 2 * (tensor - 1) / tensor * SEVEN.hidden
     for what in ("states", "state gradients"):
         assert found[Kind.ALL_REDUCE, what].per_token == pytest.approx(2 * SEVEN.layers * states)
@@ -64,19 +64,34 @@ def test_split_layers_sum_twice_forward_and_twice_backward(tensor: int) -> None:
     assert again[Kind.ALL_REDUCE, "state gradients"] == found[Kind.ALL_REDUCE, "state gradients"]
 
 
+@pytest.mark.parametrize(("shares", "tensor"), [(2, 2), (4, 2), (16, 2), (16, 4)])
+def test_split_layers_are_gathered_in_a_share_of_each_and_all_else_from_all_ranks(shares: int, tensor: int) -> None:
+    heads = SEVEN.hidden * SEVEN.head_dim * 2 * (SEVEN.heads + SEVEN.key_heads)
+    matrices = SEVEN.layers * (heads + 3 * SEVEN.hidden * SEVEN.intermediate)
+    rest, ranks = SEVEN.num_weights - matrices, shares * tensor
+    sums: dict[Kind, float] = {Kind.ALL_GATHER: 0.0, Kind.REDUCE_SCATTER: 0.0}
+    for flow in flows(SEVEN, RankGrid(shares, tensor, 3)):
+        if not flow.of_states:
+            sums[flow.kind] += flow.per_pass
+    own, every = (shares - 1) / shares, (ranks - 1) / ranks
+    gathered = 2 * (own * matrices / tensor + every * rest)
+    # copies of the rest's gradients on the ranks of a share are left out
+    assert list(sums.values()) == pytest.approx([gathered, own * (matrices + rest) / tensor], rel=1e-3)
+
+
 def test_recomputing_whole_layers_moves_nothing_more() -> None:
-    layout = Layout(4, 1, 3)
-    once, again = (pipeline.plan.traffic._counted(SEVEN, layout, 1, recompute=which) for which in (False, True))
+    grid = RankGrid(4, 1, 3)
+    once, again = (pipeline.plan.traffic._counted(SEVEN, grid, 1, recompute=which) for which in (False, True))
     assert once == again == pytest.approx(once) and once, "what the backward pass gathers serves both"
 
 
 @pytest.mark.parametrize("stages", [2, 3, 8])
 def test_a_stage_sends_states_on_and_gradients_back(stages: int) -> None:
-    found = sent(ONE_AND_A_HALF, Layout(stages=stages))
+    found = sent(ONE_AND_A_HALF, RankGrid(stages=stages))
     assert found[Kind.MOVE, "states"].per_token == found[Kind.MOVE, "state gradients"].per_token == 1536
     table = ONE_AND_A_HALF.vocabulary * ONE_AND_A_HALF.hidden
     assert found[Kind.ALL_REDUCE, "gradients"].per_step == table, "both ends have it"
-    assert not any(flow.what == "gradients" for flow in flows(SEVEN, Layout(stages=stages))), "two tables"
+    assert not any(flow.what == "gradients" for flow in flows(SEVEN, RankGrid(stages=stages))), "two tables"
 
 
 def test_a_split_whose_program_is_wrong_is_never_planned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +104,8 @@ def test_a_split_whose_program_is_wrong_is_never_planned(monkeypatch: pytest.Mon
     pipeline.plan.traffic._counted.cache_clear()
     flows.cache_clear()
     monkeypatch.setattr(pipeline.plan.traffic, "preserve", wrong)
-    with pytest.raises(ConfigError, match=r"the program of Layout\(shares=2.*cannot be planned: device 0, all-reduce"):
+    with pytest.raises(
+        ConfigError, match=r"the program of RankGrid\(shares=2.*cannot be planned: device 0, all-reduce"
+    ):
         candidates(roles(), read_devices("4xH200"))
     assert not pipeline.plan.traffic._counted.cache_info().currsize

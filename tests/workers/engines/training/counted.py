@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.plan.layouts.vectors import Kind
-from pipeline.plan.traffic import Layout, flows
+from pipeline.plan.traffic import RankGrid, flows
 from pipeline.plan.transformer import Transformer, transformer
 from tests.rules import make_rule
 from tests.workers.engines.tiny import make_samples, tiny_model
@@ -64,7 +64,7 @@ def sent(group: Group, *, recompute: bool = False) -> tuple[Counter[tuple[Kind, 
 
 def check_stored_in_parts(group: Group, *, recompute: bool) -> None:
     found, model, passes = sent(group, recompute=recompute)
-    said = flows(model, Layout(group.size, 1, 3), model.layers * recompute)
+    said = flows(model, RankGrid(group.size, 1, 3), model.layers * recompute)
     expected = {(one.kind, torch.float32): round(4 * passes * one.per_pass) for one in said}
     assert found == expected, (found, expected)
 
@@ -72,7 +72,7 @@ def check_stored_in_parts(group: Group, *, recompute: bool) -> None:
 def check_layers_in_parts(group: Group) -> None:
     """All ranks share the layers of one share of the batch."""
     found, model, passes = sent(replace(group, tensor=group.size))
-    said = {(one.kind, one.what): one for one in flows(model, Layout(1, group.size, 3))}
+    said = {(one.kind, one.what): one for one in flows(model, RankGrid(1, group.size, 3))}
     gathered = said[Kind.ALL_GATHER, "weights"].per_pass
     assert found[Kind.ALL_GATHER, torch.float32] == round(4 * passes * gathered)
     # forward and backward: as many numbers, in the type of the matrices and in that of the states
