@@ -232,6 +232,8 @@ class Roles:
         states_s = sum(sent for flow, sent in moved if flow.of_states) / (device.link if split.tensor > 1 else link)
         weights_s = sum(sent for flow, sent in moved if not flow.of_states) / link
         if split.backend == "pipeline":
+            # all wait for the dearest stage
+            compute_s *= ranks * largest_share(model.shape, tuple(range(ranks))).work
             waits_s = compute_s * (ranks - 1) / max(self.config.learner.pipeline.micro_batches, passes * ranks)
             # gradients of a table that both ends have are summed after the last pass
             step_s = max(compute_s + waits_s, states_s) + weights_s

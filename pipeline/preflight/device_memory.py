@@ -95,6 +95,8 @@ class LargestShare:
 
     weights: float
     layers: float
+    work: float
+    """Of what a token multiplies."""
 
 
 @cache
@@ -104,18 +106,24 @@ def largest_share(shape: Shape, ranks: tuple[int, ...]) -> LargestShare:
     With experts, as if a token multiplied all of them. More stages than layers, which no learner starts with, share the
     model evenly."""
     if len(ranks) > shape.layers:
-        return LargestShare(1 / len({*ranks}), 1 / len({*ranks}))
+        even = 1 / len({*ranks})
+        return LargestShare(even, even, even)
     embedding = shape.vocabulary * shape.hidden
     layer = max(1, (shape.num_weights - embedding * (1 if shape.is_tied else 2)) // shape.layers)
     stages = cut_layers([*[layer] * (shape.layers - 1), layer + embedding], len(ranks))
-    layers, weights = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
+    layers = dict.fromkeys(ranks, 0)
     for rank, stage in zip(ranks, stages, strict=True):
         layers[rank] += len(stage)
-        weights[rank] += len(stage) * layer
-    weights[ranks[0]] += embedding
-    if not shape.is_tied or ranks[-1] != ranks[0]:
-        weights[ranks[-1]] += embedding
-    return LargestShare(max(weights.values()) / shape.num_weights, max(layers.values()) / shape.layers)
+    weights = {rank: number * layer for rank, number in layers.items()}
+    work = weights | {ranks[-1]: weights[ranks[-1]] + embedding}
+    # tied ones on one rank are held once
+    for rank in {ranks[0], ranks[-1]} if shape.is_tied else (ranks[0], ranks[-1]):
+        weights[rank] += embedding
+    return LargestShare(
+        max(weights.values()) / shape.num_weights,
+        max(layers.values()) / shape.layers,
+        max(work.values()) / sum(work.values()),
+    )
 
 
 def device_need(config: RunConfig, shape: Shape, *, is_value: bool = False) -> DeviceNeed:

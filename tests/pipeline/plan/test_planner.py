@@ -139,6 +139,18 @@ def test_the_learner_has_the_fastest_split_that_fits() -> None:
     assert len(times) > 1 and mine.learner.split == min(times, key=lambda split: times[split])
 
 
+def test_ranks_of_a_pipeline_wait_for_the_head_that_is_dearer_than_their_layers() -> None:
+    # one layer a rank, and a head as dear as two of them: 3 of 6 parts of the work are on one of 4 ranks
+    four = replace(SEVEN, layers=4, vocabulary=2 * SEVEN.matrix_weights // (SEVEN.hidden * 28))
+    device, split = known_devices()["H100"], Split("pipeline", 4)
+
+    def token_s(model: Transformer) -> float:
+        return roles(model).learner(device, Trained(split, 0, 1 << 20, 0)).token_s
+
+    with_head, without = token_s(four), token_s(replace(four, vocabulary=1))
+    assert with_head / without > 2.5
+
+
 def test_layers_over_ranks_take_less_of_a_token_and_wait_for_their_sums() -> None:
     made, device = roles(), known_devices()["H100"]
     split, whole = Split("fsdp2", 4, tensor=2), Split("fsdp2", 4)
