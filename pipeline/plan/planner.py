@@ -10,6 +10,7 @@ Learning is one block of an iteration: the learner claims a whole batch. Generat
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -402,13 +403,19 @@ def _fastest(roles: Roles, group: Group, taken: Mapping[str, float], role: str) 
             for split in splits(number, roles.model.heads_to_share)
             if (fit := roles.trained(split, room, is_value=is_value))
         ]
-        if fits:
-            return min(fits, key=lambda fit: _trained_s(roles, device, fit, is_value=is_value))
+        # programs are made for those alone that might be the fastest
+        alone = {fit: _trained_s(roles, device, fit, is_value=is_value, sends=False) for fit in fits}
+        best, best_s = None, math.inf
+        for fit in sorted(fits, key=alone.__getitem__):
+            if alone[fit] < best_s and (fit_s := _trained_s(roles, device, fit, is_value=is_value)) < best_s:
+                best, best_s = fit, fit_s
+        if best is not None:
+            return best
     return None
 
 
-def _trained_s(roles: Roles, device: Device, fit: Trained, *, is_value: bool = False) -> float:
-    work, costs = roles.work, roles.learner(device, fit, is_value=is_value)
+def _trained_s(roles: Roles, device: Device, fit: Trained, *, is_value: bool = False, sends: bool = True) -> float:
+    work, costs = roles.work, roles.learner(device, fit, is_value=is_value, sends=sends)
     return costs.whole_update_s(work.responses, work.tokens, work.steps)
 
 

@@ -212,10 +212,11 @@ class Roles:
         prefill_s = costs.prefill_token_s * self.work.prompt_tokens / self.work.group_size
         return self.work.response_tokens * step_s / costs.slots + prefill_s
 
-    def learner(self, device: Device, trained: Trained, *, is_value: bool = False) -> LearnerCosts:
-        """Return the costs of a learner or critic on the devices of its split."""
+    def learner(self, device: Device, trained: Trained, *, is_value: bool = False, sends: bool = True) -> LearnerCosts:
+        """Return the costs of a learner or critic on the devices of its split; without what its ranks send one another, the
+        least that they can be."""
         split, work, model = trained.split, self.work, self.model
-        ranks, moved = split.ranks, self.moved(trained)
+        ranks, moved = split.ranks, self.moved(trained) if sends else []
         if self.measured is not None and not is_value:
             one = self.measured.learner
             faster = 1.0 if ranks == 1 else 0.9 * ranks
