@@ -11,7 +11,12 @@ from tests.integration.fleet import EMULATED, RunningFleet, fleet, kill
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
-LASTING = ("run.num_updates=100000", "supervisor.backoff_s=0.05", "observer.enabled=false")
+LASTING = (
+    "run.num_updates=100000",
+    "algorithm.groups_per_update=4",
+    "supervisor.backoff_s=0.05",
+    "observer.enabled=false",
+)
 
 
 def evictions(run: RunningFleet) -> list[str]:

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 LOAD_S = 6.0
 STANDBYS = (
     "run.num_updates=100000",
+    "algorithm.groups_per_update=4",
     "observer.enabled=false",
     f"engines.settings.load_s={LOAD_S}",
     "fleet.standby=1",
