@@ -11,9 +11,11 @@ Only the standard library is imported at the top of this file."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -52,6 +54,18 @@ def keep_own() -> None:
         sys.meta_path.insert(0, _OwnPackages)
 
 
+@contextmanager
+def importing() -> Generator[None]:
+    """Keep the garbage collector away from what is imported. It stays to the end, and to look at it again and
+    again takes a fifth of the time that torch and transformers take to import."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def main() -> None:
     importlib.import_module("pipeline.cli").main()
 
@@ -59,9 +73,10 @@ def main() -> None:
 def run(words: Sequence[str]) -> NoReturn:
     """Run what ``command`` names, and end the process with its exit code."""
     sys.argv[:] = words
-    found = importlib.import_module(words[0])
-    if hasattr(found, "__path__"):
-        found = importlib.import_module(f"{words[0]}.__main__")
+    with importing():
+        found = importlib.import_module(words[0])
+        if hasattr(found, "__path__"):
+            found = importlib.import_module(f"{words[0]}.__main__")
     sys.exit(found.main())
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipeline.config.load import read_resolved
 from pipeline.runtime.process_setup import limit_threads
+from protocol.headrace import importing
 from workers.preparation import imports
 
 
@@ -19,8 +20,9 @@ def main() -> None:
 
     An error ends the process with code 1, and is its last line."""
     limit_threads(1)
-    for module in ("workers.__main__", "workers.starter", *imports(read_resolved(Path(sys.argv[1])))):
-        importlib.import_module(module)
+    with importing():
+        for module in ("workers.__main__", "workers.starter", *imports(read_resolved(Path(sys.argv[1])))):
+            importlib.import_module(module)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from pipeline.preflight.guidance import load_guided_prompts
 from pipeline.process import work
 from pipeline.runtime.process_setup import threads_of
 from protocol.errors import EngineError
+from protocol.headrace import importing
 from protocol.ids import Role, TrajectoryId
 from workers.engines.build import (
     build_generation_engine,
@@ -69,8 +70,9 @@ _MAX_TRIAL_STEPS = 100
 
 
 def import_all(config: RunConfig, roles: Sequence[Role]) -> None:
-    for module in imports(config, roles):
-        importlib.import_module(module)
+    with importing():
+        for module in imports(config, roles):
+            importlib.import_module(module)
 
 
 def prepare(config: RunConfig, roles: Sequence[Role]) -> dict[str, Any]:

@@ -8,8 +8,6 @@ connection when it forks."""
 
 from __future__ import annotations
 
-import gc
-import importlib
 import os
 import socket
 import sys
@@ -23,7 +21,7 @@ from protocol import headrace
 from protocol.ids import Role
 from workers import __main__ as worker
 from workers import standby
-from workers.preparation import ROLES, imports
+from workers.preparation import ROLES, import_all
 
 
 def main() -> NoReturn:
@@ -31,13 +29,10 @@ def main() -> NoReturn:
     run, *roles, descriptor, _ = sys.argv[1:]
     given = tuple(map(Role, roles)) or tuple(ROLES)
     config = read_resolved(Path(run)) if Path(run).is_dir() else load_config([Path(run)])
-    for module in imports(config, given):
-        importlib.import_module(module)
+    # frozen, too: forked workers share its memory
+    import_all(config, given)
     if reason := unforkable():
         sys.exit(f"{reason}; each worker imports on its own")
-    gc.collect()
-    # Imported modules are never garbage; frozen, their memory stays shared.
-    gc.freeze()
     with socket.socket(fileno=int(descriptor)) as channel:
         serve(channel, work)
     os._exit(0)

@@ -99,3 +99,10 @@ def test_the_wheel_has_every_file_of_the_packages_and_runs_beside_such_folders(
     words = [sys.executable, "-P", "-m", "headrace", "workers", "--help"]
     done = subprocess.run(words, cwd=trap, env=environment, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_garbage_is_collected_once_a_process_has_imported_and_not_before(tmp_path: Path) -> None:
+    told = "import gc\nBEFORE = gc.isenabled()\ndef main(): print(BEFORE, gc.isenabled(), gc.get_freeze_count() > 0)\n"
+    (tmp_path / "told.py").write_text(told)
+    done = run(tmp_path, headrace.command("told"))
+    assert done.stdout.split() == ["False", "True", "True"], done.stderr

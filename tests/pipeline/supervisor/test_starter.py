@@ -34,7 +34,7 @@ from pipeline.supervisor.starter import (
 from protocol import headrace
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config
-from workers.starter import imports
+from workers.preparation import imports
 
 pytestmark = [
     pytest.mark.timeout(60),
