@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from pipeline.runtime.prepared import PreparedParts
 from pipeline.runtime.worker_process import run_actor
+from protocol.headrace import importing
 from protocol.ids import Role
 
 _CLASSES = {
@@ -59,15 +60,18 @@ def work(arguments: list[str] | None = None, prepared: PreparedParts | None = No
         )
 
     def load() -> type:
-        return getattr(importlib.import_module(module), name)
+        with importing():
+            return getattr(importlib.import_module(module), name)
 
     if role in _RANKED:
         from workers.engines.training.ranks.launch import enter_rank, is_rank, launch_worker, num_ranks
 
         if is_rank():
-            if rank := enter_rank():
+            rank = enter_rank()
+            with importing():
                 from workers.engines.training.ranks.build import follower
 
+            if rank:
                 return follower(role, options.run_dir, rank)
         elif (wanted := num_ranks(role, options.run_dir)) > 1:
             return launch_worker(role, options.run_dir, worker, wanted)

@@ -76,8 +76,9 @@ def launch(command: Sequence[str], num_ranks: int, *, name: str, folder_prefix: 
 
     Each rank calls :func:`enter_rank` first. They meet in a temporary folder whose name begins with
     ``folder_prefix``."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    with headrace.importing():
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     folder = Path(tempfile.mkdtemp(prefix=folder_prefix))
     os.environ |= {
