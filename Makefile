@@ -8,7 +8,7 @@ ALGO   ?= demo
 ON     ?= local
 RUNS   ?= 20
 JOBS   ?= 2
-UNIT_JOBS ?= 3
+UNIT_JOBS ?= 4
 SLOWEST ?= --durations=25 --durations-min=5
 ENGINE ?= local
 VLLM   ?= .venv-vllm
@@ -175,7 +175,7 @@ docs: $(DOCS)/.run ## the documentation site, in site/: any broken link, anchor 
 	$(DOCS)/bin/python -m ops.docs site
 
 # every test: make test test-vllm test-lora
-test: test-units test-fleets ## every test, integration included, but those of vLLM and LoRA (JOBS=2 fleets, UNIT_JOBS=3 units at a time)
+test: test-units test-fleets ## every test, integration included, but those of vLLM and LoRA (JOBS=2 fleets, UNIT_JOBS=4 units at a time)
 
 test-units: $(VENV)/.dev ## the tests without fleets
 	$(BIN)/python -m pytest -q -m "not integration and not long" --numprocesses $(UNIT_JOBS) --dist loadfile $(SLOWEST)
