@@ -139,7 +139,7 @@ def predicted(row: Published) -> tuple[float, dict[str, float], str]:
 MIXED: Final = (
     ("R1 Qwen 1.5B", 4096, 1500.0, ("8xB200", "16xL4"), 9.0),
     ("R1 Qwen 7B", 16384, 6000.0, ("8xA100", "8xH100"), 9.0),
-    ("R1 Qwen 7B", 4096, 1500.0, ("8xH100", "16xL4"), 20.0),
+    ("R1 Qwen 7B", 4096, 1500.0, ("8xH200", "8xH100"), 20.0),
 )
 """Model, longest and mean response, most devices of each kind, euros an hour."""
 

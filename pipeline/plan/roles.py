@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from msgspec.structs import replace
 
+from pipeline.config.learning import DeepSpeedSection
 from pipeline.config.schema import RunConfig
 from pipeline.plan.costs import Costs, GeneratorCosts, LearnerCosts, WeightsCosts
 from pipeline.plan.devices import PER_HOST, Device
@@ -63,6 +64,16 @@ class Split:
     def runs_here(self) -> bool:
         """Whether this version can execute it: ranks are of one host."""
         return self.ranks <= PER_HOST
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of its section."""
+        zero = {"stage": self.stage or 2, "offload_optimizer": {"device": "cpu"} if self.offload else {}}
+        return {
+            "backend": self.backend,
+            "ranks": self.ranks,
+            "tensor_parallel": self.tensor,
+            "deepspeed": DeepSpeedSection.model_validate(zero),
+        }
 
     def in_words(self) -> str:
         if self.backend == "torch":
@@ -118,41 +129,24 @@ class Roles:
         return Trained(split, plan.num_bytes, plan.tokens, recomputed) if plan.fits else None
 
     @cached_property
-    def _needs(self) -> dict[int, tuple[DeviceNeed, DeviceNeed]]:
-        """Of the learner and of a critic, each with whole weights on one device, by the ranks that share a layer."""
-        config, shape = self.config, self.model.shape
-        found = dict[int, tuple[DeviceNeed, DeviceNeed]]()
-        for tensor in _TENSOR:
-            one = {"ranks": 1, "backend": "torch", "tensor_parallel": tensor}
-            sections = {"learner": config.learner.model_copy(update=one), "value": config.value.model_copy(update=one)}
-            split = config.model_copy(update=sections)
-            found[tensor] = device_need(split, shape), device_need(split, shape, is_value=True)
-        return found
-
-    @cached_property
     def _generator_parts(self) -> Mapping[str, int]:
         return generator_parts(self.config, self.model.shape)
 
     def need(self, split: Split, *, is_value: bool = False) -> DeviceNeed:
-        whole = self._needs[split.tensor][is_value]
-        shared = {"weights": 3, "gradients": 2, "optimiser": 1}
-        parts = dict[str, int]()
-        for name, size in whole.parts.items():
-            lowest = shared.get(name, 0)
-            is_shared = bool(lowest) and (split.backend == "fsdp2" or split.stage >= lowest)
-            parts[name] = 0 if split.offload and name == "optimiser" else size // (split.ranks if is_shared else 1)
-        if split.backend == "pipeline":
-            share = largest_share(self.model.shape, tuple(range(split.ranks)))
-            parts |= {
-                name: int(parts[name] * share.weights) for name in (*shared, "weights in bfloat16") if name in parts
+        """Return what each device of a split holds, as `headrace doctor` counts it."""
+        if (split, is_value) not in self._needs:
+            more = split.settings()
+            sections = {
+                "learner": self.config.learner.model_copy(update=more),
+                "value": self.config.value.model_copy(update=more),
             }
-            kept = share.layers * split.ranks
-            return DeviceNeed(parts, whole.layers, int(kept * whole.of_layer), int(kept * whole.of_input))
-        if split.ranks > 1 and (split.stage == 3 or split.backend == "fsdp2") and "weights in bfloat16" in parts:
-            # a layer at a time, and the embedding
-            embedding = self.model.vocabulary * self.model.hidden
-            parts["weights in bfloat16"] = 2 * 2 * self.model.num_weights // self.model.layers + 4 * embedding
-        return DeviceNeed(parts, whole.layers, whole.of_layer, whole.of_input)
+            config = self.config.model_copy(update=sections)
+            self._needs[split, is_value] = device_need(config, self.model.shape, is_value=is_value)
+        return self._needs[split, is_value]
+
+    @cached_property
+    def _needs(self) -> dict[tuple[Split, bool], DeviceNeed]:
+        return {}
 
     def generator_bytes(self, tensor: int) -> int:
         """Return what a generator holds of each device besides its caches."""

@@ -8,8 +8,8 @@ A learning worker, with P weights (tied ones once), on each of its devices:
                 + the logits alive at once, and the head's gradient
     per token   what each layer keeps for its backward pass, or its input alone where it is recomputed
 
-Ranks share the fixed part; of a pipeline it is that of the rank with most weights (``largest_share``), and per token of
-that with most layers, which keeps a micro-batch for each rank.
+Ranks share the fixed part, with DeepSpeed as much of it as its stage does. Of a pipeline it is that of the rank with
+most weights (``largest_share``), and per token of that with most layers, which keeps a micro-batch for each rank.
 
 On an H100 (80 GB), in bfloat16, that is 38 GB for 0.5 B weights and micro-batches of 16,384 tokens,
 where 33 GiB were measured, and 58 GB for 1.5 B and 8,192, where 52 GiB were. What a layer keeps was
@@ -59,6 +59,10 @@ VLLM_SHARE: Final = 0.92
 
 _KEPT: Final = {"float32": (9.0, 4.5, 3.0), "bfloat16": (18.0, 4.0, 7.0)}
 """Numbers that a layer keeps of a token, as multiples of its hidden, intermediate and key width."""
+
+
+_SHARED_FROM: Final = {"optimiser": 1, "gradients": 2, "weights": 3, "adapter": 3}
+"""The stage of ZeRO from which ranks share a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,13 @@ def device_need(config: RunConfig, shape: Shape, *, is_value: bool = False) -> D
         found = largest_share(shape, tuple(stage_ranks(pipe.schedule, section.ranks, pipe.stages)))
         # a micro-batch for each rank
         share, kept = found.weights, found.layers * section.ranks
-    parts = {name: int(size * share) for name, size in parts.items()}
+    zero = section.deepspeed if section.backend == "deepspeed" else None
+    parts = {
+        name: int(size * share) if zero is None or zero.stage >= _SHARED_FROM[name] else size
+        for name, size in parts.items()
+    }
+    if zero is not None and zero.offload_optimizer:
+        parts["optimiser"] = 0
     if dtype == "bfloat16":
         embedding = shape.vocabulary * shape.hidden
         # what is kept in bfloat16 needs no copy, but ranks gather a layer and the embedding

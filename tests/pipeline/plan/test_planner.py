@@ -331,7 +331,7 @@ ONE_AND_A_HALF = Transformer("qwen2", 28, 1536, 8960, 12, 2, 128, 151936, True, 
     [
         (ONE_AND_A_HALF, 4096, 1500.0, ("8xB200", "16xL4"), 9.0, 1.3),
         (SEVEN, 16384, 6000.0, ("8xA100", "8xH100"), 9.0, 1.3),
-        (SEVEN, 4096, 1500.0, ("8xH100", "16xL4"), 20.0, 1.0),
+        (SEVEN, 4096, 1500.0, ("8xH200", "8xH100"), 20.0, 1.05),
     ],
 )
 def test_two_kinds_for_the_same_money_are_at_least_as_good_as_one(

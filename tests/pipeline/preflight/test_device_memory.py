@@ -84,7 +84,9 @@ def test_frozen_weights_are_counted_in_the_type_that_they_are_kept_in(tmp_path: 
     assert weights(BF16) == (2 * SEVEN_B.num_weights + 2 * embedding, 2 * embedding)
     assert weights(BF16, shape=replace(SEVEN_B, has_experts=True)) == (whole, whole // 2)
     ranks = ("learner.ranks=2", "learner.backend=")
-    assert weights(BF16, ranks[0], f"{ranks[1]}deepspeed") == (whole // 2, whole // 2)
+    zero = (ranks[0], f"{ranks[1]}deepspeed")
+    assert weights(BF16, *zero) == (whole, whole // 2), "stage 2 shares no weights"
+    assert weights(BF16, *zero, "learner.deepspeed.stage=3") == (whole // 2, whole // 2)
     of_share, gathered = weights(BF16, ranks[0], f"{ranks[1]}fsdp2")
     assert of_share == SEVEN_B.num_weights + embedding and 6 * embedding < gathered < 6 * embedding + whole // 50
     assert device_need(op_config(tmp_path, BF16), SEVEN_B).parts["weights"] == whole
@@ -130,6 +132,21 @@ def test_what_is_set_stays_and_the_longest_sample_must_fit_in_any_case(tmp_path:
     assert plan(given, long, gib=60)[1] > plan(given, gib=60)[1], "a longer sample gets a pass of its own"
     assert not plan(given, "generation.max_response_tokens=60000")[2]
     assert not plan("generation.max_response_tokens=60000", "generation.window_tokens=512")[2]
+
+
+def test_ranks_share_what_their_backend_shares(tmp_path: Path) -> None:
+    def parts(*overrides: str) -> tuple[float, float, float]:
+        need = device_need(op_config(tmp_path, BF16, "learner.ranks=4", *overrides), ONE_AND_A_HALF_B)
+        whole = 4 * ONE_AND_A_HALF_B.num_weights
+        found = [need.parts[name] / whole for name in ("weights", "gradients", "optimiser")]
+        return found[0], found[1], found[2]
+
+    zero = "learner.backend=deepspeed"
+    assert parts("learner.backend=fsdp2") == pytest.approx((0.25, 0.25, 0.5))
+    assert parts(zero, "learner.deepspeed.stage=1") == pytest.approx((1, 1, 0.5))
+    assert parts(zero) == pytest.approx((1, 0.25, 0.5))
+    assert parts(zero, "learner.deepspeed.stage=3") == pytest.approx((0.25, 0.25, 0.5))
+    assert parts(zero, "learner.deepspeed.offload_optimizer={device='cpu'}") == pytest.approx((1, 0.25, 0))
 
 
 # -- a GPU with several workers --------------------------------------------------------------------
