@@ -29,7 +29,7 @@ Examples:
 @fleet_option
 @set_option
 @click.option("--costs", type=PATH, help="File of costs in TOML, or a run's folder, whose costs are then measured.")
-@click.option("--lengths", type=PATH, help="Tokens of responses, one number a line, or a run's folder.")
+@click.option("--lengths", type=PATH, help="File of lengths, as for `headrace plan`, or a run's folder.")
 @click.option("--updates", type=click.IntRange(2), help="Updates to simulate. Default: 20, and more with staleness.")
 @click.option("--svg", type=PATH, help="Draw slots, learner, queues and staleness to this file.")
 @json_option
@@ -46,7 +46,8 @@ def simulate(
     """Predict a run: tokens a second, time of an update, use of each role, staleness, queues, what holds it up.
 
     The run's own rules of admission, staleness and pacing decide in simulated time; only work is replaced by its costs,
-    and responses by their lengths. Failures, evaluations and environments of several turns are left out."""
+    and responses by their lengths. Failures, evaluations and environments of several turns are left out, and that
+    processes share cores: there take the costs of a run with as many."""
     from pipeline.config.load import load_config
     from pipeline.plan.simulate.drawing import draw
     from pipeline.plan.simulate.inputs import costs_and_responses

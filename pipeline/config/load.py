@@ -104,6 +104,14 @@ def _overridden(merged: Tree, origins: Origins, option: str, overrides: Iterable
     return _validate(merged, origins)
 
 
+def overrides_as_tree(overrides: Iterable[str]) -> Tree:
+    """Return ``section.key=value`` texts as the sections of a file. Raises ConfigError for one of another form."""
+    merged: Tree = {}
+    for override in overrides:
+        _merge(merged, _parse_override(override), override, {})
+    return merged
+
+
 def read_resolved(run_dir: Path) -> RunConfig:
     """Read a run's resolved configuration, including changes since its start. Raises ConfigError if
     the folder holds no run."""

@@ -20,6 +20,7 @@ figures (``pipeline.plan.transformer``). A file has a section for each role that
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -181,9 +182,19 @@ def read_costs(path: Path) -> Costs:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     try:
-        return msgspec.convert({"source": str(path), **tree}, Costs)
+        found = msgspec.convert({"source": str(path), **tree}, Costs)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {_explained(str(error), tree)}") from error
+    for name, section in tree.items():
+        if isinstance(section, dict) and (
+            odd := [key for key, value in section.items() if not math.isfinite(float(value))]
+        ):
+            raise ConfigError(f"{path}: {name}.{odd[0]} is {section[odd[0]]}; expected a finite number")
+    if not found.generator.decode_s(1.0, 1.0):
+        raise ConfigError(f"{path}: a decode step takes no time; expected generator.decode_base_s or another above 0")
+    if not found.learner.whole_update_s(1.0, 1.0):
+        raise ConfigError(f"{path}: an update takes no time; expected learner.token_s or another above 0")
+    return found
 
 
 def _explained(error: str, tree: dict[str, Any]) -> str:

@@ -33,6 +33,8 @@ CHUNKS: Final = 4
 _QUANTA: Final = 1000
 """Units of time in the least period of all candidates."""
 _RUNNERS_UP: Final = 3
+_ALIKE: Final = 0.01
+"""Of two periods that differ by less the cheaper one is better."""
 _WORTH: Final = 0.98
 """Windows are made twice as long for a period that is less than this share of the one before."""
 Counts = tuple[tuple[int, Device], ...]
@@ -203,7 +205,7 @@ class Plans:
     num_candidates: int
     num_solved: int
     is_proven: bool
-    """Whether no candidate is faster."""
+    """Whether no candidate is 1 % faster."""
     bound_s: float
 
 
@@ -227,23 +229,32 @@ def _same(one: Candidate, other: Candidate) -> bool:
     return (one.groups, bool(one.needs())) == (other.groups, bool(other.needs()))
 
 
+def _rank(period_s: float) -> int:
+    """Return the same number for periods that differ by 1 % at most."""
+    return math.floor(math.log(period_s) / math.log1p(_ALIKE))
+
+
+def order_of(candidate: Candidate, period_s: float) -> tuple[int, float, float, int]:
+    """Return what candidates are sorted by: of periods that hardly differ the cheapest comes first."""
+    return _rank(period_s), candidate.eur_per_hour or 0.0, period_s, candidate.staleness
+
+
 class BestFirst:
-    """Candidates in the order of their exact periods; those as fast by price, then staleness."""
+    """Candidates by ``order_of`` their exact periods."""
 
     def __init__(self, candidates: Sequence[Candidate], time_limit_s: float) -> None:
         self._end_s = time.monotonic() + time_limit_s
         self.unit = min(each.least for each in candidates) / _QUANTA
         self.num_solved = 0
         self.in_time = True
-        self._heap: list[tuple[float, float, int, int, int, Candidate]] = [
-            (each.least, each.eur_per_hour or 0.0, each.staleness, 0, number, each)
-            for number, each in enumerate(candidates)
+        self._heap = [
+            (order_of(each, each.least), 0, number, each.least, each) for number, each in enumerate(candidates)
         ]
         heapq.heapify(self._heap)
 
     def placed(self) -> Iterator[Placed]:
         while self._heap:
-            value, price, staleness, level, number, candidate = heapq.heappop(self._heap)
+            _, level, number, value, candidate = heapq.heappop(self._heap)
             if level == 2:
                 yield Placed(candidate, value, value, is_exact=True)
                 continue
@@ -254,7 +265,8 @@ class BestFirst:
                 yield Placed(candidate, _slowest(candidate), value, is_exact=False)
                 continue
             known = self.bound(candidate) if level == 0 else self.solve(candidate, left_s)
-            heapq.heappush(self._heap, (max(value, known), price, staleness, level + 1, number, candidate))
+            value = max(value, known)
+            heapq.heappush(self._heap, (order_of(candidate, value), level + 1, number, value, candidate))
 
     def bound(self, candidate: Candidate) -> float:
         placement = candidate.iteration(self.unit).placement("iteration", CHUNKS, candidate.staleness + 1)
@@ -331,12 +343,17 @@ def _sizes(most: int) -> list[int]:
     return sorted({*range(1, min(most, PER_HOST) + 1), *doubled, most})
 
 
+def _doubled(most: int) -> list[int]:
+    return [1 << n for n in range(most.bit_length()) if 1 << n >= PER_HOST]
+
+
 def _rests(left: Mapping[Device, int], spent: list[tuple[int, Device]], budget_eur: float | None) -> Iterator[Counts]:
-    """Yield the devices that generators may have: of each kind all that remain, or none, since slow ones may hold up a
-    circle. With a budget every number, and of the last kind none or all that there is money for."""
+    """Yield the devices that generators may have: of each kind all that remain, a power of two from a host on, or none,
+    since slow ones may hold up a circle. With a budget every number, and of the last kind none or all that there is
+    money for."""
     kinds = list(left)
     if budget_eur is None:
-        choices = product(*(dict.fromkeys((number, 0)) for number in left.values()))
+        choices = product(*(dict.fromkeys((number, *_doubled(number), 0)) for number in left.values()))
     else:
         choices = _affordable(left, spent, budget_eur)
     for numbers in choices:
@@ -400,7 +417,7 @@ def _fastest(roles: Roles, group: Group, taken: Mapping[str, float], role: str) 
     for room in [left / 2, left] if "generator" in group.roles else [left]:
         fits = [
             fit
-            for split in splits(number, roles.model.heads_to_share)
+            for split in splits(number, roles.heads_to_share(is_value=is_value))
             if (fit := roles.trained(split, room, is_value=is_value))
         ]
         # programs are made for those alone that might be the fastest
@@ -529,7 +546,7 @@ def _nothing_fits(roles: Roles, devices: Sequence[tuple[int, Device]], budget_eu
     def over(ranks: int) -> float:
         """Return the GB that the best split lacks on each device."""
         tokens = max(int(roles.work.prompt_tokens) + roles.work.longest, 1024)
-        needs = [roles.need(split) for split in splits(ranks, roles.model.heads_to_share)]
+        needs = [roles.need(split) for split in splits(ranks, roles.heads_to_share())]
         least = min(need.fixed + tokens * need.per_token(need.layers) for need in needs)
         return (least / USED - device.num_bytes) / 1e9
 

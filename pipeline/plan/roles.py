@@ -119,10 +119,16 @@ class Roles:
     def item(self) -> int:
         return 2 if self.config.types.generator == "bfloat16" else 4
 
+    def heads_to_share(self, *, is_value: bool = False) -> int:
+        """Return the heads that ranks of a layer must share evenly; 1: they cannot, as with an adapter."""
+        return 1 if self.config.learner.lora.rank and not is_value else self.model.heads_to_share
+
     # memory
 
     def trained(self, split: Split, room: float, *, is_value: bool = False) -> Trained | None:
         """Return a learner or critic in ``room`` bytes of each device; None if it does not fit."""
+        if split.backend == "pipeline" and (is_value or self.config.learner.lora.rank):
+            return None
         need = self.need(split, is_value=is_value)
         plan = learning_plan(self.config, need, int(room), is_value=is_value)
         recomputed = self.model.layers if plan.recomputed is True else int(plan.recomputed)

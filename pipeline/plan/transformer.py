@@ -14,6 +14,9 @@ from pipeline.preflight.memory_needs import Shape
 from pipeline.preflight.model_folder import read_model_config
 from protocol.errors import ConfigError
 
+_MOST_LAYERS: Final = 1_000
+_MOST: Final = 10_000_000
+"""Of any other size."""
 KNOWN_TYPES: Final = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral")
 
 
@@ -100,7 +103,10 @@ def transformer(config: Mapping[str, Any]) -> Transformer:
     """Return the sizes of a ``config.json``. Raises ConfigError for a type that is not known, or that lacks a size."""
     kind = str(config.get("model_type"))
     if kind not in KNOWN_TYPES:
-        raise ConfigError(f"the model's type is {kind}; plans know {', '.join(KNOWN_TYPES)}")
+        raise ConfigError(
+            f"the model's type is {kind}; plans know {', '.join(KNOWN_TYPES)}. For another one `headrace simulate` "
+            "predicts a fleet that you choose, from the costs of a short run"
+        )
     try:
         hidden, layers, heads = (
             int(config[f"{n}"]) for n in ("hidden_size", "num_hidden_layers", "num_attention_heads")
@@ -112,8 +118,18 @@ def transformer(config: Mapping[str, Any]) -> Transformer:
         raise ConfigError(f"the model's config.json has no usable {error}; a {kind} has one") from error
     key_heads, head_dim = (
         int(config.get("num_key_value_heads") or heads),
-        int(config.get("head_dim") or hidden // heads),
+        int(config.get("head_dim") or hidden // max(1, heads)),
     )
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, name: intermediate,
+             "vocab_size": vocabulary, "num_key_value_heads": key_heads, "head_dim": head_dim}  # fmt: skip
+    for key, size in sizes.items():
+        most = _MOST_LAYERS if key == "num_hidden_layers" else _MOST
+        if not 1 <= size <= most:
+            raise ConfigError(f"the model's config.json has {key} {size}; expected 1 to {most}")
+    if heads % key_heads:
+        raise ConfigError(
+            f"the model's config.json has {heads} attention heads and {key_heads} of keys; expected a number that divides them"
+        )
     queries, keys = heads * head_dim, key_heads * head_dim
     biases = 0
     if kind == "qwen2" or config.get("attention_bias"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Annotated
 
 import msgspec
@@ -100,13 +102,30 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         return self.prompt_tokens + self.response_tokens * (1.0 + self.variation**2) / 2.0
 
 
-def read_lengths(path: Path) -> Lengths:
-    """Raises ConfigError for a file that is missing or wrong."""
+def read_lengths(path: Path) -> Lengths | list[int]:
+    """Read a file of lengths: TOML, or the tokens of a response on each line. Raises ConfigError for a file that is
+    missing or wrong."""
+    names = ", ".join(Lengths.__struct_fields__)
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Lengths)
+        text = path.read_text(encoding="utf-8")
+        if "=" in text:
+            return msgspec.convert(tomllib.loads(text), Lengths)
+        numbers = [int(word) for word in text.split()]
     except (OSError, ValueError) as error:
-        names = ", ".join(Lengths.__struct_fields__)
-        raise ConfigError(f"{path} is no file of lengths: {error}; expected TOML with some of {names}") from error
+        raise ConfigError(
+            f"{path} is no file of lengths: {error}; expected TOML with some of {names}, or a response's tokens on each line"
+        ) from error
+    if not numbers or min(numbers) < 1:
+        raise ConfigError(
+            f"{path} has {len(numbers)} lengths, the least {min(numbers, default=0)}; expected 1 or more each"
+        )
+    return numbers
+
+
+def lengths_of(numbers: Sequence[int]) -> Lengths:
+    """Return the mean and the variation of measured lengths."""
+    mean = fmean(numbers)
+    return Lengths(response_tokens=mean, variation=pstdev(numbers) / mean)
 
 
 def workload(config: RunConfig, lengths: Lengths) -> Workload:

@@ -14,6 +14,7 @@ from pipeline.preflight.model_folder import model_digest
 from protocol.errors import ConfigError
 
 RUN_FILE, FLEET_FILE = "run.toml", "fleet.toml"
+_HEAD = "# Predicted:"
 Tree = dict[str, Any]
 
 
@@ -105,19 +106,43 @@ def fleet_settings(placed: Placed, roles: Roles) -> Tree:
     )
 
 
-def write_plan(placed: Placed, roles: Roles, folder: Path, base: Path | Tree, *, name: str = "") -> None:
-    """Write both files. ``base``: the person's run file, which is included, or the settings that it would have; ``name``:
-    another name for the run. Raises ConfigError for a plan that cannot be executed, or a folder that cannot be written."""
+def _merged(under: Tree, over: Tree) -> Tree:
+    """Return the settings of both; ``over`` wins."""
+    both = {**under, **over}
+    return {
+        key: _merged(under[key], value) if isinstance(value, dict) and isinstance(under.get(key), dict) else value
+        for key, value in both.items()
+    }
+
+
+def _may_replace(path: Path) -> bool:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").startswith(_HEAD)
+    except OSError:
+        return not path.exists()
+
+
+def write_plan(
+    placed: Placed, roles: Roles, folder: Path, base: Path | Tree, *, given: Tree | None = None, name: str = ""
+) -> None:
+    """Write both files. ``base``: the person's run file, which is included, or the settings that it would have; ``given``:
+    what was set beside it; ``name``: another name for the run. Raises ConfigError for a plan that cannot be executed,
+    for files that are there and not a plan's, and for a folder that cannot be written."""
     if needs := placed.candidate.needs():
         raise ConfigError(f"no plan that fits can be started by this version, since it needs {' and '.join(needs)}")
-    predicted = f"# Predicted: an update every {placed.period_s:.3g} s. By headrace plan.\n"
-    settings = run_settings(placed, roles)
+    predicted = f"{_HEAD} an update every {placed.period_s:.3g} s. By headrace plan.\n"
+    settings = _merged(given or {}, run_settings(placed, roles))
     if name:
-        settings["run"] = {"name": name}
+        settings["run"] = settings.get("run", {}) | {"name": name}
     if isinstance(base, Path):
+        if base.resolve() == (folder / RUN_FILE).resolve():
+            raise ConfigError(f"{base} would include itself; expected another folder for --write")
         settings = {"include": [str(base.resolve())], **settings}
     else:
-        settings = {name: {**base.get(name, {}), **settings.get(name, {})} for name in {**base, **settings}}
+        settings = _merged(base, settings)
+    for each in (RUN_FILE, FLEET_FILE):
+        if not _may_replace(folder / each):
+            raise ConfigError(f"{folder / each} is there, and no plan's; expected another folder for --write")
     by_hand = joins(placed.candidate)
     notes = ["Generators are started by hand, each on its GPUs, once the run is up:", *by_hand] if by_hand else []
     comments = predicted + "".join(f"# {line}\n" for line in notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from bisect import bisect
@@ -15,6 +16,7 @@ from pipeline.observability.history import HISTORY_NAME, Histogram, UpdateRow, r
 from pipeline.plan.costs import Costs, read_costs
 from pipeline.plan.profile import profile_run
 from pipeline.plan.simulate.run import Responses
+from pipeline.plan.workload import Lengths, read_lengths
 from protocol.errors import ConfigError
 from protocol.ids import TrajectoryId
 
@@ -28,11 +30,11 @@ _MEMBERS = 65_537
 def costs_and_responses(config: RunConfig, given: Path | None, lengths: Path | None) -> tuple[Costs, Responses]:
     """Return what a run's work costs and what its responses are like. Raises ConfigError.
 
-    ``given`` is a file of costs or a run's folder; ``lengths`` a file with a number a line, or a run's folder. An engine of
-    the user's own may know both: its module then has ``SIMULATED``, the import path of a function of the configuration
-    that returns them."""
+    ``given`` is a file of costs or a run's folder; ``lengths`` a file of lengths, as `headrace plan` reads it, or a run's
+    folder. An engine of the user's own may know both: its module then has ``SIMULATED``, the import path of a function of
+    the configuration that returns them."""
     own = _of_own_engine(config)
-    prompt_tokens = 0.0
+    known = Lengths()
     if given is None:
         if own is None:
             raise ConfigError(
@@ -42,22 +44,49 @@ def costs_and_responses(config: RunConfig, given: Path | None, lengths: Path | N
         costs, _ = own
     elif given.is_dir():
         profile = profile_run(given)
-        costs, prompt_tokens, lengths = profile.costs, profile.prompt_tokens, lengths or given
+        costs, known, lengths = profile.costs, profile.lengths, lengths or given
     else:
         costs = read_costs(given)
     if lengths is None and own is not None:
         return costs, own[1]
-    most = config.generation.max_response_tokens
-    if lengths is None:
-        words = f"all of generation.max_response_tokens, {most}: give --lengths for others"
-        return costs, Responses(lambda _: most, prompt_tokens=prompt_tokens, words=words)
-    draw = _run_lengths(lengths) if lengths.is_dir() else _file_lengths(lengths)
-    seed = config.run.seed
+    most, seed = config.generation.max_response_tokens, config.run.seed
+    draw, words = (lambda _: most), f"all of generation.max_response_tokens, {most}: give --lengths for others"
+    if lengths is not None:
+        words = f"as in {lengths}"
+        if lengths.is_dir():
+            draw = _run_lengths(lengths)
+        else:
+            told = read_lengths(lengths)
+            draw = _log_normal(told, most) if isinstance(told, Lengths) else _chosen(told)
+            known = told if isinstance(told, Lengths) else known
 
-    def length(name: TrajectoryId) -> int:
-        return draw(random.Random((seed * _PRIME + name.group) * _MEMBERS + name.member))
+    def stream(group: int, member: int) -> random.Random:
+        return random.Random((seed * _PRIME + group) * _MEMBERS + member)
 
-    return costs, Responses(length, prompt_tokens=prompt_tokens, words=f"as in {lengths}")
+    # a share of the groups has signal
+    share = (known.trained_share or 1.0) if config.algorithm.dynamic_sampling else 1.0
+
+    def accuracy(name: TrajectoryId) -> float:
+        is_mixed = share >= 1.0 or stream(name.group, _MEMBERS - 1).random() < share
+        return float(name.member % 2) if is_mixed else 1.0
+
+    if share < 1.0:
+        words += f", {share:.0%} of the groups with signal"
+    prompt_tokens = known.prompt_tokens or config.data.max_prompt_tokens / 2
+    words += f", after prompts of {prompt_tokens:.0f}"
+    found = Responses(
+        lambda name: draw(stream(name.group, name.member)), accuracy, prompt_tokens=prompt_tokens, words=words
+    )
+    return costs, found
+
+
+def _log_normal(told: Lengths, most: int) -> Callable[[random.Random], int]:
+    mean, variance = told.response_tokens or most / 2, math.log1p(told.variation**2)
+    return lambda stream: max(1, round(mean * math.exp(stream.gauss(0.0, math.sqrt(variance)) - variance / 2)))
+
+
+def _chosen(numbers: Sequence[int]) -> Callable[[random.Random], int]:
+    return lambda stream: stream.choice(numbers)
 
 
 def _of_own_engine(config: RunConfig) -> tuple[Costs, Responses] | None:
@@ -67,20 +96,6 @@ def _of_own_engine(config: RunConfig) -> tuple[Costs, Responses] | None:
     import_own("generation.engine", engine)
     path = getattr(sys.modules[engine.partition(":")[0]], "SIMULATED", None)
     return None if path is None else import_own("SIMULATED", path)(config)
-
-
-def _file_lengths(path: Path) -> Callable[[random.Random], int]:
-    try:
-        numbers = [int(line) for line in path.read_text(encoding="utf-8").split()]
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error}; expected a file with a response's tokens on each line"
-        ) from error
-    if not numbers or min(numbers) < 1:
-        raise ConfigError(
-            f"{path} has {len(numbers)} lengths, the least {min(numbers, default=0)}; expected 1 or more each"
-        )
-    return lambda stream: stream.choice(numbers)
 
 
 def _run_lengths(run_dir: Path) -> Callable[[random.Random], int]:

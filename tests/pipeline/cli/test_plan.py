@@ -72,7 +72,7 @@ def test_it_says_what_to_start_how_fast_what_binds_and_what_comes_next(
         "EUR an update",
     ):
         assert words in told
-    assert "of 141" in told and "no plan is faster" in told and "next" in told
+    assert "of 141" in told and "no plan is 1 % faster" in told and "next" in told
 
 
 def test_its_json_has_the_same_numbers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -172,6 +172,8 @@ def test_measured_costs_decide_where_they_are_given(capsys: pytest.CaptureFixtur
         (["configs/demo.toml", "--devices", "2xTPU"], "names 'TPU', which is not known; known are A100"),
         (["configs/demo.toml", "--devices", "2xCPU", "--budget", "3"], "no price is known for CPU"),
         (["--from", "runs/none"], "runs/none"),
+        (["configs/demo.toml", "--devices", "2xCPU", "--time-limit", "nan"], "--time-limit is nan; expected a finite"),
+        (["configs/demo.toml", "--devices", "8xH100", "--budget", "inf"], "--budget is inf; expected a finite number"),
     ],
 )
 def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], words: list[str], sentence: str) -> None:
@@ -190,3 +192,41 @@ def test_a_model_too_large_for_the_devices_is_told_by_how_much(
 ) -> None:
     told = refused(capsys, seven(tmp_path), "--devices", "2xL4")
     assert "GB on each of them, which has 24" in told and "the learner would fit on" in told
+
+
+def test_what_is_set_is_planned_and_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    mine = str(a_run(tmp_path))
+    for number, model in enumerate((seven(tmp_path), mine)):
+        folder = tmp_path / f"plan{number}"
+        words = ("--set", "staleness.eta=0", "--set", "learner.lora.rank=8", "--write", str(folder))
+        devices = "8xH100" if number == 0 else "2xCPU"
+        assert "staleness   at most 0" in run(capsys, model, "--devices", devices, *words)
+        config = load_config([folder / "run.toml", folder / "fleet.toml"])
+        assert config.staleness.eta == 0 and config.learner.lora.rank == 8
+    assert "staleness.oops" in refused(capsys, mine, "--devices", "2xCPU", "--set", "staleness.oops=1")
+
+
+def test_only_a_plans_own_files_are_written_over(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    mine = a_run(tmp_path).rename(tmp_path / "run.toml")
+    text = mine.read_text()
+    assert "would include itself" in refused(capsys, str(mine), "--devices", "2xCPU", "--write", str(tmp_path))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "fleet.toml").write_text("[fleet]\ngenerator = 3\n")
+    words = (str(mine), "--devices", "2xCPU", "--write")
+    assert "is there, and no plan's; expected another folder" in refused(capsys, *words, str(other))
+    assert mine.read_text() == text and not (other / "run.toml").exists()
+    run(capsys, *words, str(tmp_path / "plan"))
+    run(capsys, *words, str(tmp_path / "plan"))
+
+
+def test_measured_costs_are_of_one_kind_of_device(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "costs.toml").write_text("[generator]\ndecode_base_s = 0.1\n[learner]\nbase_s = 7.0\n")
+    words = (seven(tmp_path), "--devices", "4xH100,8xL4", "--costs", str(tmp_path / "costs.toml"))
+    assert "measured costs are of one kind of device" in refused(capsys, *words)
+
+
+def test_lengths_are_taken_from_measured_ones_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "lengths.txt").write_text("100\n300\n")
+    told = run(capsys, seven(tmp_path), "--devices", "8xH100", "--lengths", str(tmp_path / "lengths.txt"))
+    assert "responses of 200 tokens" in told

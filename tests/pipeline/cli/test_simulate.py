@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from pipeline.cli import main
+from pipeline.config.load import load_config
 
 EMULATED = ("configs/overlap.toml", "--set", 'data.train=["x"]', "--updates", "10")
 LOCAL = ("configs/demo.toml", "--updates", "4", "--set", "evaluation.every_updates=0")
@@ -69,6 +71,41 @@ def test_costs_come_from_a_file_and_lengths_from_another(capsys: pytest.CaptureF
     assert "lengths: all of generation.max_response_tokens" in run(capsys, *words)
 
 
+def test_a_file_of_means_gives_lengths_prompts_and_groups_without_signal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    told = tmp_path / "lengths.toml"
+    words = (
+        *LOCAL,
+        "--costs",
+        costs_file(tmp_path, COSTS.replace("base_s = 1.0", "token_s = 1e-3")),
+        "--lengths",
+        str(told),
+    )
+
+    def simulated(text: str) -> dict[str, Any]:
+        told.write_text(text)
+        return json.loads(run(capsys, *words, "--json"))
+
+    plain, mixed, prompts = map(
+        simulated,
+        (
+            "response_tokens = 20\n",
+            "response_tokens = 20\ntrained_share = 0.5\n",
+            "response_tokens = 20\nprompt_tokens = 80\n",
+        ),
+    )
+    found = [sum(update[n] for update in plain["updates"]) for n in ("num_tokens", "num_sequences")]
+    assert found[0] / found[1] == pytest.approx(20, rel=0.1)
+    assert plain["dropped"] == {} and mixed["dropped"]["no_signal"] > 0
+    assert mixed["tokens_per_s"] / mixed["sampled_per_s"] == pytest.approx(0.5, abs=0.1)
+    # read by the learner: by default prompts of half of the longest
+    longest = load_config([Path("configs/demo.toml")]).data.max_prompt_tokens
+    for found, tokens in ((plain, longest / 2), (prompts, 80)):
+        update = found["updates"][-1]
+        assert update["compute_s"] == pytest.approx(1e-3 * (update["num_tokens"] + tokens * update["num_sequences"]))
+
+
 def test_what_is_missing_or_wrong_is_one_sentence(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -81,9 +118,7 @@ def test_what_is_missing_or_wrong_is_one_sentence(
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("3\nlong\n")
     words = (*LOCAL, "--costs", costs_file(tmp_path))
-    assert "expected a file with a response's tokens on each line" in run(
-        capsys, *words, "--lengths", str(lengths), code=2
-    )
+    assert "or a response's tokens on each line" in run(capsys, *words, "--lengths", str(lengths), code=2)
     lengths.write_text("0\n")
     assert "expected 1 or more each" in run(capsys, *words, "--lengths", str(lengths), code=2)
     monkeypatch.setitem(sys.modules, "simpy", None)

@@ -19,7 +19,7 @@ from pipeline.plan.costs import (
 from protocol.errors import ConfigError
 from protocol.ids import Role
 
-SMALLEST = "[generator]\n[learner]\n"
+SMALLEST = "[learner]\ntoken_s = 1.0\n[generator]\ndecode_base_s = 1.0\n"
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -69,6 +69,9 @@ def test_the_ledgers_defaults_are_the_servers_measured_time_within_a_tenth() -> 
         ("[generator]\nslots = 0\n[learner]\n", r"generator\.slots is 0; expected `int` >= 1"),
         ("[generator]\nslots = 'many'\n[learner]\n", r"generator\.slots is 'many'; expected `int`"),
         ("[generator\n", r"is not TOML"),
+        ("[generator]\ndecode_base_s = inf\n[learner]\n", r"generator\.decode_base_s is inf; expected a finite number"),
+        ("[generator]\n[learner]\ntoken_s = 1.0\n", r"a decode step takes no time"),
+        ("[generator]\ndecode_base_s = 1.0\n[learner]\n", r"an update takes no time"),
     ],
 )
 def test_a_wrong_file_is_one_sentence_that_names_the_key(tmp_path: Path, text: str, sentence: str) -> None:

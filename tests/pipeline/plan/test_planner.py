@@ -14,7 +14,7 @@ from msgspec import structs
 from pipeline.config.learning import LearnerSection
 from pipeline.config.schema import RunConfig
 from pipeline.plan.devices import Device, known_devices, read_devices
-from pipeline.plan.planner import BestFirst, Group, candidates, fleets, make_plans
+from pipeline.plan.planner import BestFirst, Group, candidates, fleets, make_plans, order_of
 from pipeline.plan.roles import Roles, Split, Trained, splits
 from pipeline.plan.transformer import Transformer
 from pipeline.plan.workload import Lengths, workload
@@ -87,10 +87,9 @@ def test_best_first_finds_what_solving_every_fleet_finds(seed: int) -> None:
     plans = make_plans(found, 60.0, num_others=0)
     search = BestFirst(found, 600.0)
     fit = [each for each in found if not each.needs()] or found
-    least = min((search.solve(each, 60.0), each.eur_per_hour or 0.0, each.staleness) for each in fit)
-    best = plans.best
+    least = min(order_of(each, search.solve(each, 60.0)) for each in fit)
     assert plans.is_proven
-    assert (best.period_s, best.candidate.eur_per_hour or 0.0, best.candidate.staleness) == pytest.approx(least)
+    assert order_of(plans.best.candidate, plans.best.period_s) == pytest.approx(least)
 
 
 def test_no_bound_is_above_the_exact_period() -> None:
@@ -277,6 +276,12 @@ def test_a_budget_is_kept_and_more_money_is_never_slower() -> None:
         assert all((each.eur_per_hour or 0.0) <= budget for each in found)
         periods.append(make_plans(found, 60.0, num_others=0).best.period_s)
     assert periods == sorted(periods, reverse=True)
+
+
+def test_devices_that_make_hardly_a_difference_are_not_paid_for() -> None:
+    """A learner is of one host: generators beyond what it trains are of no use."""
+    few, many = (make_plans(candidates(roles(), read_devices(f"{n}xH100"))).best for n in (32, 128))
+    assert many.candidate.eur_per_hour == few.candidate.eur_per_hour and many.period_s <= 1.01 * few.period_s
 
 
 def test_a_plan_that_was_out_of_time_says_so_with_its_bound() -> None:

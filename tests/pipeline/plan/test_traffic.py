@@ -104,8 +104,6 @@ def test_a_split_whose_program_is_wrong_is_never_planned(monkeypatch: pytest.Mon
     pipeline.plan.traffic._counted.cache_clear()
     flows.cache_clear()
     monkeypatch.setattr(pipeline.plan.traffic, "preserve", wrong)
-    with pytest.raises(
-        ConfigError, match=r"the program of RankGrid\(shares=2.*cannot be planned: device 0, all-reduce"
-    ):
+    with pytest.raises(ConfigError, match=r"the program of RankGrid\(.*cannot be planned: device \d, all-reduce"):
         candidates(roles(), read_devices("4xH200"))
     assert not pipeline.plan.traffic._counted.cache_info().currsize

@@ -84,3 +84,20 @@ def test_unknown_types_and_missing_sizes_are_named() -> None:
         transformer({"model_type": "mamba"})
     with pytest.raises(ConfigError, match=r"no usable 'vocab_size'; a llama has one"):
         transformer({"model_type": "llama", **{k: v for k, v in SMALL.items() if k != "vocab_size"}})
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"num_hidden_layers": -3}, "num_hidden_layers -3; expected 1 to 1000"),
+        ({"num_attention_heads": 0}, "num_attention_heads 0; expected 1 to"),
+        ({"num_key_value_heads": 3}, "attention heads and 3 of keys; expected a number that divides them"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused(changed: dict[str, Any], sentence: str) -> None:
+    sizes = {
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+        "vocab_size": 100,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=sentence):
+        transformer(sizes | changed)
