@@ -56,7 +56,8 @@ def judge_cards(config: RunConfig, shapes: tuple[Shape, Shape | None], gpus: Seq
             return here is None or _planned(other, here, shapes, total)[2]
 
         do = _changes(config, fits_too)
-        found.append(refuse(_CHECK, f"{words}, {_gb(needed)} GB in all", f"at most {_gb(total)} GB", do))
+        most = f"at most {_gb(total)} GB, of which learning workers use nine tenths"
+        found.append(refuse(_CHECK, f"{words}, {_gb(needed)} GB in all", most, do))
     return found
 
 
