@@ -264,6 +264,12 @@ def _lines(plans: Plans, roles: Roles, profile: Profile | None) -> list[str]:
         lines += ["", *(f"  {line}" for line in aligned(others))]
     if profile is not None:
         lines += ["", _compared(profile, best.period_s)]
+        planned = sum(each.number for each in best.candidate.engines)
+        if best.candidate.cores and planned > profile.generators:
+            lines.append(
+                f"generators: {planned}, in the run {profile.generators}. Full cores slow one another: plan again from a run "
+                "of this fleet"
+            )
     elif roles.measured is None:
         lines += ["", _ROUGH]
     return lines

@@ -57,6 +57,7 @@ class Profile:
     chunks: float | None
     """Mean chunks of a response; None without a reference worker, which sees them all."""
     num_updates: int
+    generators: int
     cores: int
     planned_update_s: float | None
     """What the plan of its fleet predicted."""
@@ -133,6 +134,7 @@ def profiled(config: RunConfig, updates: Sequence[UpdateRow], fleet: Sequence[Fl
         trained_share=_trained_share(fleet, updates),
         chunks=_chunks(fleet, tokens / sequences),
         num_updates=len(updates),
+        generators=_generators(fleet),
         cores=this_machine().num_cores,
         planned_update_s=config.fleet.planned_update_s,
     )
@@ -198,9 +200,14 @@ def _weights(fleet: Sequence[FleetRow], updates: Sequence[UpdateRow]) -> Weights
     """Return the time that a generator waited for each version: that is measured, its bytes are not."""
     role = str(Role.GENERATOR)
     spans = [(row.span_s, row.roles[role]) for row in fleet if role in row.roles]
-    workers = max((span.workers for _, span in spans), default=1.0)
+    workers = _generators(fleet)
     waited_s = sum(s * span.workers * span.shares.get(WaitingFor.WEIGHTS, 0.0) for s, span in spans)
     return WeightsCosts(load_s=waited_s / workers / (len(updates) + 1))
+
+
+def _generators(fleet: Sequence[FleetRow]) -> int:
+    role = str(Role.GENERATOR)
+    return max(1, round(max((row.roles[role].workers for row in fleet if role in row.roles), default=1.0)))
 
 
 def _written(fleet: Sequence[FleetRow]) -> int:

@@ -12,10 +12,15 @@ import tomli_w
 
 from pipeline.cli import main
 from pipeline.config.gpus import check_gpus
-from pipeline.config.load import load_config
+from pipeline.config.load import load_config, write_resolved
+from pipeline.observability.fleet_history import FleetRow, RoleTime, fleet_history
+from pipeline.observability.history import HISTORY_NAME, run_history
+from pipeline.plan.profile import profile_run
 from pipeline.preflight.checks import preflight
+from pipeline.process.work import ServiceSums
 from pipeline.supervisor.fleet_size import desired_counts
 from protocol.errors import ConfigError
+from tests.pipeline.plan import test_profile
 
 MODEL = Path("ops/demo/tiny_model")
 SEVEN = {
@@ -135,6 +140,42 @@ def test_generators_on_other_hosts_join_by_hand_each_on_gpus_of_one_host(
     gpus = [(line[-1], gpu) for line in lines for gpu in line.partition("=")[2].split()[0].split(",")]
     assert len(set(gpus)) == len(gpus) == len(lines) * config.generation.vllm.tensor_parallel_size
     assert {gpu for _, gpu in gpus} <= set("01234567") and {host for host, _ in gpus} <= set("123")
+
+
+def a_finished_run(folder: Path, *, slower: float = 1.0) -> str:
+    """Write the records of a run of one generator."""
+    config = load_config([a_run(folder)], ["generation.max_response_tokens=64", "algorithm.groups_per_update=64"])
+    run_dir = folder / "runs" / "mine"
+    run_dir.mkdir(parents=True)
+    write_resolved(config, run_dir)
+    updates, rows = test_profile.a_run()
+    run_history(run_dir / HISTORY_NAME).append(*updates)
+    for row in rows:
+        done = row.roles["generator"].service["sampling"]
+        took = ServiceSums(done.pieces, slower * done.seconds, done.size)
+        one = RoleTime(1.0, {"compute": 1.0}, service={"sampling": took})
+        fleet_history(run_dir).append(FleetRow(row.at_s, row.span_s, {**row.roles, "generator": one}))
+    return str(run_dir)
+
+
+def test_a_run_is_planned_again_from_what_it_cost(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    finished = a_finished_run(tmp_path)
+    measured = profile_run(Path(finished))
+    told = run(capsys, "--from", finished, "--devices", "2xCPU", "--write", str(tmp_path / "plan"))
+    assert f"measured: an update every {measured.update_s:.3g} s" in told and "in the run" not in told
+    config = load_config([tmp_path / "plan/run.toml", tmp_path / "plan/fleet.toml"])
+    assert (config.run.name, config.fleet.generator) == ("mine-planned", 1)
+    best = json.loads(run(capsys, "--from", finished, "--devices", "2xCPU", "--json", "--set", "staleness.eta=0"))[
+        "best"
+    ]
+    assert best["staleness"] == 0
+
+
+def test_a_plan_for_more_generators_than_were_measured_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    told = run(capsys, "--from", a_finished_run(tmp_path, slower=20.0), "--devices", "2xCPU")
+    assert "generators: 2, in the run 1. Full cores slow one another: plan again from a run of this fleet" in told
 
 
 def test_a_fleet_that_was_planned_for_another_model_is_refused(

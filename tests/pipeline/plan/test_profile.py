@@ -72,6 +72,7 @@ def test_the_costs_of_known_work_are_found_again() -> None:
     assert generator.mean_live == pytest.approx(tokens / steps)
     assert found.prompt_tokens == pytest.approx(PROMPT)
     assert found.wait_s == pytest.approx(1.5)
+    assert found.generators == 2
     judge = found.costs.reward
     assert judge is not None and judge.batch_s(30, 900.0) == pytest.approx(0.6)
     assert found.costs.reference is None
