@@ -142,13 +142,14 @@ def _config(
     if model.suffix == ".toml":
         if algorithm is not None or data is not None:
             raise click.UsageError("--algorithm and --data are for a model folder; a run file has its own")
-        given = overrides if on_cores else ("model.dtype=bfloat16", *overrides)
+        given = overrides if on_cores else ("model.dtype=bfloat16", "generation.engine=vllm", *overrides)
         return load_config([model], given, os.environ), model
     base: dict[str, Any] = {
         "run": {"name": model.name},
         "model": {"path": str(model.resolve())} | ({} if on_cores else {"dtype": "bfloat16"}),
         "data": {"train": [data or "data/train.jsonl"]},
         "algorithm": {"name": algorithm or "dapo"},
+        "generation": {} if on_cores else {"engine": "vllm"},
     }
     return parse_config(settings_to_toml(base), "headrace plan", overrides, option="--set"), base
 

@@ -27,6 +27,8 @@ from pipeline.preflight.memory_needs import HEAD_BYTES, activation_bytes
 
 SLOTS: Final = 256
 """Most sequences of a generator."""
+_LEAST_SLOTS: Final = 8
+"""With room for fewer a generator does not fit: it would read all weights for a few tokens."""
 USED: Final = 0.9
 """Of a device's memory: the rest is the allocator's."""
 _SYNC_S: Final = 1e-5
@@ -169,12 +171,13 @@ class Roles:
         )
 
     def slots(self, tensor: int, room: float) -> int:
-        """Return how many sequences' caches fit into ``room`` bytes of each device; 0 if the weights do not."""
+        """Return how many sequences' caches fit into ``room`` bytes of each device; 0 if it is too few."""
         left = room - self.generator_bytes(tensor)
         each = (
             self.model.cache_bytes(self.item) * self.work.mean_context * _CACHE_ROOM / min(tensor, self.model.key_heads)
         )
-        return max(0, min(SLOTS, int(left / each)))
+        found = min(SLOTS, int(left / each))
+        return found if found >= _LEAST_SLOTS else 0
 
     def scorer_bytes(self) -> int:
         """Return what a reference model holds of its device."""
