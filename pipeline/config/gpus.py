@@ -56,8 +56,8 @@ def check_gpus(config: RunConfig, counts: Mapping[Role, int]) -> None:
                 f"fleet.gpus.{role} has {len(given)} GPUs; expected {counts[role] * each} for {counts[role]} {role} of {each} "
                 f"each, or a larger multiple of {each}. A GPU may be named twice, for two workers that share it"
             )
-        if config.fleet.standby not in (0, "auto"):
+        spare = "standby_learner" if role is Role.LEARNER else "standby"
+        if (wanted := getattr(config.fleet, spare)) not in (0, "auto", "off"):
             raise ConfigError(
-                f"fleet.standby is {config.fleet.standby}, with GPUs of their own for {role} workers; set it to 0: a standby "
-                "would be on the wrong one"
+                f"fleet.{spare} is {wanted}, and fleet.gpus.{role} is set; leave one out: a standby would be on the wrong GPU"
             )

@@ -9,7 +9,7 @@ version ``a + eta`` must train it."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, UserDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -41,24 +41,27 @@ def is_stale(policy_version: int, oldest_version: int, eta: int) -> bool:
 Name = TypeVar("Name")
 
 
-class Ages(dict[Name, int]):
+class Ages(UserDict[Name, int]):
     """The oldest version of each of some units, and how many of them have each."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.counts: Counter[int] = Counter()
+        super().__init__()
 
     def __setitem__(self, name: Name, version: int) -> None:
         self.discard(name)
-        super().__setitem__(name, version)
+        self.data[name] = version
         self.counts[version] += 1
 
+    def __delitem__(self, name: Name) -> None:
+        version = self.data.pop(name)
+        self.counts[version] -= 1
+        if not self.counts[version]:
+            del self.counts[version]
+
     def discard(self, name: Name) -> None:
-        if name in self:
-            version = self.pop(name)
-            self.counts[version] -= 1
-            if not self.counts[version]:
-                del self.counts[version]
+        if name in self.data:
+            del self[name]
 
 
 @dataclass(frozen=True, slots=True)

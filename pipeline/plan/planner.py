@@ -12,9 +12,9 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import Any, Final
 
@@ -339,11 +339,11 @@ def _placements(
 
 def _sizes(most: int) -> list[int]:
     """Return the sizes of a group: any within a host, then doubled, and all."""
-    doubled = [1 << n for n in range(most.bit_length())]
-    return sorted({*range(1, min(most, PER_HOST) + 1), *doubled, most})
+    return sorted({*range(1, min(most, PER_HOST) + 1), *_doubled(most), most})
 
 
 def _doubled(most: int) -> list[int]:
+    """Return the powers of two from a host on."""
     return [1 << n for n in range(most.bit_length()) if 1 << n >= PER_HOST]
 
 
@@ -404,7 +404,16 @@ def fleets(roles: Roles, groups: tuple[Group, ...]) -> Iterator[Candidate]:
                 engines.append(Engines(device, number // tensor, tensor, slots))
         if len(engines) == len(mine.devices):
             for staleness in range(roles.work.most_stale + 1):
-                yield _widened(roles, groups, tuple(engines), learner, trained.get("value"), staleness)
+                of = partial(
+                    _candidate,
+                    roles,
+                    groups=groups,
+                    engines=tuple(engines),
+                    learner=learner,
+                    critic=trained.get("value"),
+                    staleness=staleness,
+                )
+                yield _widened(of, roles.work)
 
 
 def _fastest(roles: Roles, group: Group, taken: Mapping[str, float], role: str) -> Trained | None:
@@ -444,21 +453,13 @@ def _scorer_fits(roles: Roles, by_role: Mapping[str, Group], taken: Mapping[str,
     return roles.scorer_bytes() / USED + others <= group.devices[0][1].num_bytes
 
 
-def _widened(
-    roles: Roles,
-    groups: tuple[Group, ...],
-    engines: tuple[Engines, ...],
-    learner: Trained,
-    critic: Trained | None,
-    staleness: int,
-) -> Candidate:
+def _widened(of: Callable[[Workload], Candidate], work: Workload) -> Candidate:
     """Return the candidate with the run's windows, or longer ones where chunks hold it up: each costs the ledger's server
     a call, and scorers read the context again."""
-    work = roles.work
-    found = _candidate(roles, work, groups, engines, learner, critic, staleness)
+    found = of(work)
     while work.may_widen and work.window < work.longest:
         work = work.widened()
-        wider = _candidate(roles, work, groups, engines, learner, critic, staleness)
+        wider = of(work)
         if wider.least > _WORTH * found.least:
             break
         found = wider

@@ -173,10 +173,7 @@ class Roles:
     def slots(self, tensor: int, room: float) -> int:
         """Return how many sequences' caches fit into ``room`` bytes of each device; 0 if it is too few."""
         left = room - self.generator_bytes(tensor)
-        each = (
-            self.model.cache_bytes(self.item) * self.work.mean_context * _CACHE_ROOM / min(tensor, self.model.key_heads)
-        )
-        found = min(SLOTS, int(left / each))
+        found = min(SLOTS, int(left / self._cache_bytes(tensor)))
         return found if found >= _LEAST_SLOTS else 0
 
     def scorer_bytes(self) -> int:

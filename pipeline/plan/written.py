@@ -96,14 +96,12 @@ def fleet_settings(placed: Placed, roles: Roles) -> Tree:
     gpus = own_gpus(candidate)
     if roles.work.has_reference:
         found["reference"] = len(gpus.get("reference", [0]))
-    return (
-        found
-        | ({"gpus": gpus} if gpus else {})
-        | {
-            "planned_for": model_digest(roles.config.model.path, with_weights=False),
-            "planned_update_s": round(placed.period_s, 4),
-        }
-    )
+    if gpus:
+        found["gpus"] = gpus
+    return found | {
+        "planned_for": model_digest(roles.config.model.path, with_weights=False),
+        "planned_update_s": round(placed.period_s, 4),
+    }
 
 
 def _merged(under: Tree, over: Tree) -> Tree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -13,9 +14,10 @@ from pipeline.config.resolved import LightFleet
 from pipeline.operator import steering
 from pipeline.operator.attached import Attached
 from pipeline.runtime.registry.contract import Drain, Fleet, RunState, RunStatus, WaitingFor
+from pipeline.supervisor.run_folder import run_lock
 from protocol.errors import ConfigError
 from protocol.ids import Role
-from tests.pipeline.operator.small_run import COUNTS, GUEST, SmallRun
+from tests.pipeline.operator.small_run import COUNTS, GUEST, SmallRun, small_run
 
 
 async def drain(run: SmallRun, worker: str, *, replace: bool = False) -> Fleet:
@@ -117,3 +119,13 @@ async def test_a_change_during_a_supervisors_start_is_told_to_wait(run: SmallRun
     assert await run.registry.fleet() == before
     await run.registry.set_run_status(RunStatus(RunState.RUNNING, supervisor=os.getpid()))
     assert (await drain(run, "generator-0")).drains
+
+
+async def test_a_role_is_not_scaled_beyond_its_gpus(tmp_path: Path) -> None:
+    run = await small_run(tmp_path, "fleet.gpus.generator=[1,2]", fleet=COUNTS)
+    await run.beat(Role.LEARNER, "learner", epoch=3)
+    with run_lock(run.run_dir):
+        grown = await steering.change_fleet(cast("Attached", run), {Role.GENERATOR: 2})
+        assert grown.counts[Role.GENERATOR] == 2
+        with pytest.raises(ConfigError, match="has 2 GPUs; expected 3 for 3 generator"):
+            await steering.change_fleet(cast("Attached", run), {Role.GENERATOR: 3})
